@@ -1,0 +1,1 @@
+"""The wire protocol of runnerd: frames, messages and their legal order, without I/O."""

@@ -1,0 +1,1 @@
+"""The scheduler: values in, values out. No I/O, clock, thread or log."""

@@ -1,0 +1,1 @@
+"""Engines: what loads a model and runs steps."""

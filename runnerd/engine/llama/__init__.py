@@ -1,0 +1,1 @@
+"""llama.cpp through the low-level functions of llama-cpp-python."""

@@ -1,0 +1,106 @@
+"""Errors, by who must act on them.
+
+A `RequestError` goes to one client on one request. A `ConfigError` or `LoadError` ends the
+start. `NoKVSlot` is met by planning a smaller step. `EngineBroken` ends the process.
+"""
+
+Details = dict[str, int | float | str | None]
+
+
+class RunnerdError(Exception):
+    """Base of the errors that this package raises on purpose."""
+
+
+class ConfigError(RunnerdError):
+    """A setting is wrong; nothing is served. Exit status 78."""
+
+
+class LoadError(RunnerdError):
+    """The model cannot be loaded."""
+
+    exit_code = 65
+
+
+class ModelMissing(LoadError):
+    """There is no readable model file at the path."""
+
+    exit_code = 66
+
+
+class BadModel(LoadError):
+    """The file is not a model that can be run: wrong format, cut short, unsupported."""
+
+
+class OutOfMemory(LoadError):
+    """The model or its context does not fit in memory."""
+
+    exit_code = 71
+
+
+class LoadCancelled(LoadError):
+    """The load was told to stop."""
+
+    exit_code = 0
+
+
+class RequestError(RunnerdError):
+    """This request cannot be served; the connection and everybody else go on."""
+
+    code = "internal"
+    retryable = False
+
+    def __init__(self, message: str, **details: int | float | str | None) -> None:
+        super().__init__(message)
+        self.details: Details = details
+
+
+class InvalidRequest(RequestError):
+    """A field is out of range or makes no sense."""
+
+    code = "invalid_request"
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room to generate."""
+
+    code = "prompt_too_long"
+
+
+class Overloaded(RequestError):
+    """The queue is full."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class ShuttingDown(RequestError):
+    """The daemon is draining."""
+
+    code = "shutting_down"
+    retryable = True
+
+
+class LoadFailed(RequestError):
+    """The model this request waited for could not be loaded."""
+
+    code = "load_failed"
+
+
+class EngineFailed(RequestError):
+    """The engine could not complete this request."""
+
+    code = "engine_failed"
+
+
+class SlowReader(RequestError):
+    """The client did not read its answer in time."""
+
+    code = "slow_reader"
+
+
+class NoKVSlot(RunnerdError):
+    """The KV cache has no room for a batch; it is as it was before the call."""
+
+
+class EngineBroken(RunnerdError):
+    """The model failed; what the KV cache holds is unknown."""
