@@ -98,8 +98,8 @@ class BatchKind(Enum):
 class Span:
     """Consecutive rows of one sequence, in one batch.
 
-    `inputs` are token ids, or media keys (negative). `pos` is the position of the first.
-    For media, `media_id` names the embedding and `row0` its first row used here.
+    `inputs` are token ids, or media keys (negative). `pos` is the position of the first; for
+    media, that of the medium's row 0. `media_id` names the embedding, `row0` its first row here.
     With `wants_logits` the last row is sampled.
     """
 

@@ -1,0 +1,306 @@
+"""The batcher: which inputs go into the next forward pass, and what came of the last.
+
+`plan` proposes a step, `commit` records that it ran, `back_off` that it found no room in the
+KV cache. A second `plan` before one of them is an error. Same calls in, same steps out.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from runnerd.core.batch import Batch, Limits, Sampled, SampleFault, Span, Step, StepResult
+from runnerd.core.budget import PrefillBudget
+from runnerd.core.deal import Draft, deal, pack
+from runnerd.core.residency import Residency
+from runnerd.core.sequence import FinishReason, Sequence
+from runnerd.errors import EngineFailed, Overloaded, RequestError
+
+BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself must fail
+
+
+class Vocabulary(Protocol):
+    """What the core needs to know of tokens."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to the text."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a sequence has to say: new text, a token, and at the end a reason or an error."""
+
+    sequence: Sequence
+    text: str
+    token: int | None = None
+    ending: FinishReason | RequestError | None = None
+
+
+class Batcher:
+    """Schedules sequences over slots, cells and rows."""
+
+    def __init__(
+        self, limits: Limits, vocabulary: Vocabulary, max_queue: int, target_itl_s: float
+    ) -> None:
+        self.limits = limits
+        self.max_queue = max_queue
+        self.waiting: deque[Sequence] = deque()
+        self.residency = Residency(limits)
+        self.in_flight: Step | None = None
+        self._vocabulary = vocabulary
+        self._budget = PrefillBudget(limits.n_batch, target_itl_s)
+        self._sequences: dict[int, Sequence] = {}
+        self._ring_head = 0
+        self._n_steps = 0
+        self._n_backed_off = 0
+        self._prefill_cap = limits.n_batch
+        self._group_went_alone = False
+
+    # --- from the runtime ------------------------------------------------------------------
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences in the queue that no free slot is about to take."""
+        return max(0, len(self.waiting) - self.residency.pool.n_free)
+
+    @property
+    def seq_ids(self) -> tuple[int, ...]:
+        """Every sequence that has not ended."""
+        return tuple(self._sequences)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raises:
+            Overloaded: no slot is free and `max_queue` sequences are waiting.
+        """
+        if len(self.waiting) >= self.max_queue + self.residency.pool.n_free:
+            raise Overloaded(
+                f"{self.n_waiting} requests are waiting, the queue holds {self.max_queue}",
+                n_waiting=self.n_waiting,
+                max_queue=self.max_queue,
+            )
+        self._sequences[sequence.seq_id] = sequence
+        self.waiting.append(sequence)
+
+    def end(self, seq_id: int, ending: FinishReason | RequestError) -> list[Emission]:
+        """End a sequence from outside; during a step this is noted and acted on at commit."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or sequence.ending is not None:
+            return []
+        if self.in_flight is not None and sequence.lease is not None:
+            sequence.ending = ending
+            return []
+        return [self._finish(sequence, ending)]
+
+    def pause(self, seq_id: int, *, paused: bool) -> None:
+        """Leave a sequence out of steps, or take it up again."""
+        if seq_id in self._sequences:
+            self._sequences[seq_id].paused = paused
+
+    # --- planning --------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Step | None:
+        """Return the next step, or nothing if no sequence has anything to evaluate."""
+        assert self.in_flight is None, "plan before the last step was committed"
+        self.residency.resume_suspended()
+        self._admit_waiting(now)
+        decoding, ring = self._with_room()
+        batches = self._group_alone(decoding, ring) or self._fill(decoding, ring)
+        if not batches:
+            return None
+        self._n_steps += 1
+        self.in_flight = Step(self._n_steps, tuple(self.residency.edits), batches)
+        self.residency.edits.clear()
+        return self.in_flight
+
+    def _admit_waiting(self, now: float) -> None:
+        """Give free slots to waiting sequences, in order, while their prompts' cells are there."""
+        while self.waiting and self.residency.n_obtainable() >= len(self.waiting[0].inputs):
+            lease = self.residency.pool.acquire()
+            if lease is None:
+                return
+            sequence = self.waiting[0]
+            self.residency.admit(sequence, lease)
+            self.waiting.popleft()
+            sequence.timings.start(now)
+
+    def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return who generates, in slot order, and who has prompt left, from the ring's head.
+
+        There is a cell for every generating row and for the least that the head can take.
+        """
+        while True:
+            active = self.residency.active()
+            decoding = sorted((s for s in active if s.is_decoding), key=lambda s: s.slot_id)
+            ring = [s for s in active if s.n_pending > 0 and not s.is_decoding]
+            head = next((i for i, s in enumerate(ring) if s.seq_id >= self._ring_head), 0)
+            ring = ring[head:] + ring[:head]
+            n_least = len(decoding) + (_n_least(ring[0]) if ring else 0)
+            if self.residency.make_room(n_least):
+                return decoding, ring
+            self.residency.suspend_youngest()
+
+    def _fill(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
+        """Put every generating row into the step, and prompt rows into what is left."""
+        drafts: list[Draft] = []
+        self._ring_head = 0
+        self._group_went_alone = False
+        if ring:
+            n_room = self.limits.n_batch - len(decoding)
+            n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
+            self.residency.make_room(len(decoding) + min(n_rows, sum(s.n_pending for s in ring)))
+            n_room = min(n_room, self.residency.ledger.n_free - len(decoding))
+            drafts, starved = deal(ring, min(n_rows, n_room), n_room)
+            self._ring_head = 0 if starved is None else ring[starved].seq_id
+        return pack([_decode_span(s) for s in decoding], drafts, self.limits.n_ubatch)
+
+    def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
+        """Give a group that generating rows leave no room for its own step, never two in a row."""
+        if self._group_went_alone or not ring:
+            return ()
+        n_least = _n_least(ring[0])
+        if n_least <= self.limits.n_batch - len(decoding):
+            return ()
+        draft = Draft(ring[0])
+        draft.take(1, n_least)
+        self._group_went_alone = True
+        return pack([], [draft], self.limits.n_ubatch)
+
+    # --- recording -------------------------------------------------------------------------
+
+    def commit(
+        self, step: Step, result: StepResult, now: float, elapsed_s: float
+    ) -> list[Emission]:
+        """Record that a step ran; return what its sequences have to say."""
+        n_decoding, n_prefill = self._count(step)
+        self._budget.observe(n_decoding, n_prefill, elapsed_s)
+        self._prefill_cap = self.limits.n_batch
+        self._n_backed_off = 0
+        return self._record(step, result, now)
+
+    def back_off(self, step: Step, result: StepResult, now: float) -> list[Emission]:
+        """Record that a step found no room after some of its batches, and give something up.
+
+        In this order: what idle slots remember; half of the prompt rows; the youngest
+        sequence, suspended until another has ended; at last, with nobody else holding
+        cells, the sequence itself.
+        """
+        _, n_prefill = self._count(step)
+        n_holding = sum(s.n_past > 0 for s in self.residency.running)
+        had_idle = self.residency.forget_idle()
+        emissions = self._record(step, result, now)
+        self._n_backed_off += 1
+        if had_idle:
+            return emissions
+        if n_prefill > 1 and self._prefill_cap > 1:
+            self._prefill_cap = min(n_prefill, self._prefill_cap) // 2
+        elif n_holding > 1:
+            self.residency.suspend_youngest()
+        elif self._n_backed_off > BACK_OFFS:
+            emissions += self._fail_for_room(step.batches[result.n_batches])
+        return emissions
+
+    def _count(self, step: Step) -> tuple[int, int]:
+        """Return a step's generating rows and prompt rows."""
+        spans = [span for batch in step.batches for span in batch.spans]
+        n_decoding = sum(self._sequences[span.seq_id].is_decoding for span in spans)
+        return n_decoding, step.n_rows - n_decoding
+
+    def _fail_for_room(self, batch: Batch) -> list[Emission]:
+        ledger = self.residency.ledger
+        error = EngineFailed(
+            f"no room in the KV cache for {batch.n_rows} rows,"
+            f" {ledger.n_used} of {ledger.n_cells} cells in use",
+            n_rows=batch.n_rows,
+            n_cells_used=ledger.n_used,
+            n_cells=ledger.n_cells,
+        )
+        return self.end(batch.spans[0].seq_id, error)
+
+    def _record(self, step: Step, result: StepResult, now: float) -> list[Emission]:
+        assert step is self.in_flight, "not the step in flight"
+        self.in_flight = None
+        emissions: list[Emission] = []
+        sampled = iter(result.sampled)
+        for batch in step.batches[: result.n_batches]:
+            for span in batch.spans:
+                sequence = self._sequences[span.seq_id]
+                self.residency.store(sequence, len(span.inputs))
+                if span.wants_logits:
+                    emissions.append(self._sampled(sequence, next(sampled), now))
+                elif sequence.n_pending == 0 and sequence.ending is None:
+                    sequence.ending = "length"  # max_tokens is 0: the prompt was all
+        for sequence in list(self.residency.running):
+            if sequence.ending is not None:
+                emissions.append(self._finish(sequence, sequence.ending))
+            elif sequence.n_past == self.limits.n_ctx and sequence.n_pending > 0:
+                self.residency.shift(sequence)
+        return emissions
+
+    def _sampled(self, sequence: Sequence, token: Sampled, now: float) -> Emission:
+        """Take up a sampled token. Its ending, if any, is left for `_record` to carry out."""
+        if isinstance(token, SampleFault):
+            sequence.ending = sequence.ending or EngineFailed(token.message)
+            return Emission(sequence, "")
+        sequence.timings.token(now)
+        if self._vocabulary.is_end(token):
+            sequence.ending = sequence.ending or "stop"
+            return Emission(sequence, "")
+        sequence.inputs.append(token)
+        sequence.n_generated += 1
+        text = sequence.detokenizer.feed(self._vocabulary.token_bytes(token))
+        sequence.ending = sequence.ending or self._ending(sequence)
+        return Emission(sequence, text, token)
+
+    def _ending(self, sequence: Sequence) -> FinishReason | None:
+        if sequence.detokenizer.stopped_by is not None:
+            return "stop_sequence"
+        if sequence.n_generated == sequence.options.max_tokens:
+            return "length"
+        if len(sequence.inputs) > self.limits.n_ctx and not sequence.options.shift:
+            return "context"
+        return None
+
+    def _finish(self, sequence: Sequence, ending: FinishReason | RequestError) -> Emission:
+        """Let go of all that a sequence holds."""
+        sequence.ending = ending
+        del self._sequences[sequence.seq_id]
+        if sequence.lease is None:
+            self.waiting.remove(sequence)
+        else:
+            self.residency.release(sequence, sequence.lease)
+        return Emission(sequence, sequence.detokenizer.finish(), ending=ending)
+
+    def check(self) -> None:
+        """Assert the invariants; call it after `plan`, `commit` and `back_off`."""
+        self.residency.check()
+        n_running = len(self.residency.running)
+        assert len(self._sequences) == n_running + len(self.waiting)
+        if self.in_flight is not None:
+            assert self.in_flight.n_rows <= self.limits.n_batch, "step over n_batch"
+            can_start = self.waiting and self.residency.pool.n_free > 0
+            n_cells = self.residency.n_obtainable()
+            assert not can_start or n_cells < len(self.waiting[0].inputs), "a slot lies free"
+
+
+def _n_least(sequence: Sequence) -> int:
+    """Return how many rows a sequence must get to move on: one, or the group it is at."""
+    group = sequence.layout.group_at(sequence.n_past)
+    return group.n_inputs if group is not None and group.one_pass else 1
+
+
+def _decode_span(sequence: Sequence) -> Span:
+    """Return the one row of a generating sequence."""
+    n_past = sequence.n_past
+    return Span(
+        seq_id=sequence.seq_id,
+        slot_id=sequence.slot_id,
+        pos=sequence.layout.position(n_past),
+        inputs=(sequence.inputs[n_past],),
+        wants_logits=True,
+    )

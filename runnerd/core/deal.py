@@ -1,0 +1,158 @@
+"""Dealing a step's prompt rows: turns round the ring, groups whole or not at all.
+
+A `Draft` collects what one sequence contributes to a step. Batches run tokens first, then
+media, then non-causal groups, so within a step a sequence may move on in that order only:
+text before an image shares its step, text after it waits for the next.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runnerd.core.batch import Batch, BatchKind, Span
+from runnerd.core.sequence import Sequence
+
+MIN_TURN = 32  # rows; shorter turns would spread many prompts thin and finish none
+
+ORDER = {kind: n for n, kind in enumerate(BatchKind)}
+
+
+@dataclass(slots=True)
+class Piece:
+    """A run of inputs [start, stop) for one batch."""
+
+    kind: BatchKind
+    start: int
+    stop: int
+    media_id: int = 0
+    row0: int = 0
+
+    def is_continued_by(self, piece: "Piece") -> bool:
+        """Whether the next piece of the same kind goes on where this one ends."""
+        if self.kind is BatchKind.TOKENS:
+            return True
+        return piece.media_id == self.media_id and piece.row0 == self.row0 + self.stop - self.start
+
+
+@dataclass(slots=True)
+class Draft:
+    """What one sequence contributes to a step."""
+
+    sequence: Sequence
+    stop: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stop = self.sequence.n_past
+
+    def take(self, n_turn: int, n_left: int) -> int:
+        """Take up to `n_turn` rows, more only to end a group; never over `n_left`."""
+        n_taken = 0
+        while n_taken < n_turn:
+            piece = self._next(n_turn - n_taken, n_left - n_taken)
+            if piece is None:
+                break
+            n_taken += piece.stop - piece.start
+            self.stop = piece.stop
+            self._append(piece)
+        return n_taken
+
+    def _next(self, n_want: int, n_left: int) -> Piece | None:
+        """Return the next run that fits, or nothing."""
+        at, end = self.stop, len(self.sequence.inputs)
+        group = self.sequence.layout.next_group(at)
+        if group is None or group.start > at:
+            end = end if group is None else group.start
+            piece = Piece(BatchKind.TOKENS, at, min(end, at + n_want, at + n_left))
+        elif group.one_pass:
+            piece = Piece(BatchKind.MEDIA_NON_CAUSAL, at, group.stop, group.media_id)
+        else:
+            stop = min(group.stop, at + n_want, at + n_left)
+            piece = Piece(BatchKind.MEDIA, at, stop, group.media_id, at - group.start)
+        fits = 0 < piece.stop - piece.start <= n_left
+        return piece if fits and self._may_follow(piece.kind) else None
+
+    def _may_follow(self, kind: BatchKind) -> bool:
+        if not self.pieces:
+            return True
+        last = self.pieces[-1].kind
+        if kind is last is BatchKind.MEDIA_NON_CAUSAL:
+            return False  # one group per sequence and call
+        return ORDER[last] <= ORDER[kind]
+
+    def _append(self, piece: Piece) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if last is not None and last.kind is piece.kind and last.is_continued_by(piece):
+            last.stop = piece.stop
+        else:
+            self.pieces.append(piece)
+
+    def spans(self) -> Iterable[tuple[BatchKind, Span]]:
+        """Return the pieces as spans; the last input of the sequence is sampled."""
+        sequence = self.sequence
+        for piece in self.pieces:
+            is_last = piece.stop == len(sequence.inputs)
+            start = piece.start - piece.row0
+            yield (
+                piece.kind,
+                Span(
+                    seq_id=sequence.seq_id,
+                    slot_id=sequence.slot_id,
+                    pos=sequence.layout.position(start),
+                    inputs=tuple(sequence.inputs[piece.start : piece.stop]),
+                    wants_logits=is_last and sequence.wants_token,
+                    media_id=piece.media_id,
+                    row0=piece.row0,
+                ),
+            )
+
+
+def deal(ring: list[Sequence], n_rows: int, n_room: int) -> tuple[list[Draft], int | None]:
+    """Deal up to `n_rows` prompt rows over the ring, beginning at its head.
+
+    Each sequence gets a turn of an equal share; what is left over goes round once more. The
+    head may exceed `n_rows`, up to `n_room`, for a group that would not fit otherwise.
+
+    Returns:
+        The drafts that got rows, and the index of the first sequence that got none: the
+        next step begins there.
+    """
+    drafts = [Draft(sequence) for sequence in ring]
+    head = ring[0].layout.group_at(drafts[0].stop)
+    if head is not None and head.one_pass and head.n_inputs <= n_room:
+        n_rows = max(n_rows, head.n_inputs)
+    n_turn = max(MIN_TURN, n_rows // len(ring))
+    n_left = n_rows
+    starved: int | None = None
+    for index, draft in enumerate(drafts):
+        n_taken = draft.take(min(n_turn, n_left), n_left)
+        n_left -= n_taken
+        if n_taken == 0 and starved is None:
+            starved = index
+    for draft in drafts:
+        n_left -= draft.take(n_left, n_left)
+    return [draft for draft in drafts if draft.pieces], starved
+
+
+def pack(decoding: Iterable[Span], drafts: Iterable[Draft], n_ubatch: int) -> tuple[Batch, ...]:
+    """Sort spans into batches: generating rows first, and non-causal groups by `n_ubatch`."""
+    tokens = list(decoding)
+    media: list[Span] = []
+    groups: list[list[Span]] = []
+    n_in_last = n_ubatch
+    for kind, span in (item for draft in drafts for item in draft.spans()):
+        match kind:
+            case BatchKind.TOKENS:
+                tokens.append(span)
+            case BatchKind.MEDIA:
+                media.append(span)
+            case BatchKind.MEDIA_NON_CAUSAL:
+                if n_in_last + len(span.inputs) > n_ubatch:
+                    groups.append([])
+                    n_in_last = 0
+                groups[-1].append(span)
+                n_in_last += len(span.inputs)
+    batches = [Batch(BatchKind.TOKENS, tuple(tokens))] if tokens else []
+    if media:
+        batches.append(Batch(BatchKind.MEDIA, tuple(media)))
+    batches += [Batch(BatchKind.MEDIA_NON_CAUSAL, tuple(spans)) for spans in groups]
+    return tuple(batches)

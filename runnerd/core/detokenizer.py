@@ -1,0 +1,64 @@
+"""Bytes of tokens in, text out: whole characters, and nothing of a stop string.
+
+Text that may be the start of a stop string is held back until the next bytes decide. What
+is held is never longer than the longest stop string less one character, or three bytes of
+a character.
+"""
+
+import codecs
+from collections import defaultdict
+from collections.abc import Sequence
+
+
+class Detokenizer:
+    """Turns one sequence's bytes into text. Bytes that are no character become U+FFFD."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self.stopped_by: str | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._by_first: defaultdict[str, list[str]] = defaultdict(list)
+        for stop in self._stops:
+            self._by_first[stop[0]].append(stop)
+
+    def feed(self, data: bytes) -> str:
+        """Return the text that is now certain; sets `stopped_by` at a stop string."""
+        text = self._decoder.decode(data)
+        if not self._stops:
+            return text
+        return self._release(self._held + text) if text else ""
+
+    def finish(self) -> str:
+        """Return what is held back. The text is at its end; after a stop there is none."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._decoder.decode(b"", final=True)
+        if not self._stops:
+            return text
+        text = self._release(self._held + text)
+        held, self._held = self._held, ""
+        return text + held
+
+    def _release(self, text: str) -> str:
+        """Cut at the earliest stop string, the longest if several start there, else hold back."""
+        found: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = text.find(stop, 0, None if found is None else found[0] + len(stop) - 1)
+            if at >= 0:
+                found = at, stop
+        if found is not None:
+            at, self.stopped_by = found
+            self._held = ""
+            return text[:at]
+        at = self._hold_from(text)
+        self._held = text[at:]
+        return text[:at]
+
+    def _hold_from(self, text: str) -> int:
+        """Return where the earliest possible start of a stop string lies."""
+        for at in range(max(0, len(text) - len(self._stops[0]) + 1), len(text)):
+            tail = text[at:]
+            if any(stop.startswith(tail) for stop in self._by_first.get(text[at], ())):
+                return at
+        return len(text)

@@ -1,0 +1,141 @@
+"""One prompt being completed.
+
+`inputs` are the prompt's inputs and the tokens sampled so far; the slot's cells hold the
+first `n_past` of them. While it generates, exactly one is not cached: the last token.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runnerd.core.batch import Limits, Sampling
+from runnerd.core.detokenizer import Detokenizer
+from runnerd.core.prompt import Layout, Prompt, keep_stop, truncate
+from runnerd.core.slots import Lease
+from runnerd.core.timings import Timings
+from runnerd.errors import InvalidRequest, PromptTooLong, RequestError
+
+FinishReason = Literal["stop", "stop_sequence", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request asks for besides its prompt; fields as in the wire's `Generate`."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    n_keep: int = 0
+    truncate: bool = False
+    shift: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's state in the scheduler.
+
+    `n_prompt` counts what the client sent. `suspended_at` says how many sequences had ended
+    when this one lost its cells; `ending` why it is to end, as soon as no step holds it.
+    """
+
+    seq_id: int
+    options: Options
+    inputs: list[int]
+    layout: Layout
+    detokenizer: Detokenizer
+    timings: Timings
+    n_prompt: int
+    n_keep: int
+    n_truncated: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    n_shifts: int = 0
+    n_shifted: int = 0
+    lease: Lease | None = None
+    paused: bool = False
+    ending: FinishReason | RequestError | None = None
+    suspended_at: int | None = None
+
+    @property
+    def slot_id(self) -> int:
+        """The slot that the sequence has leased."""
+        assert self.lease is not None
+        return self.lease.slot.slot_id
+
+    @property
+    def n_past(self) -> int:
+        """Inputs held in the KV cache."""
+        return self.lease.slot.n_past if self.lease is not None else 0
+
+    @property
+    def n_pending(self) -> int:
+        """Inputs not cached yet."""
+        return len(self.inputs) - self.n_past
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to evaluate is the token just sampled."""
+        return self.n_generated > 0 and self.n_pending == 1
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether to sample once every input is cached."""
+        return self.options.max_tokens != 0
+
+    def penalty_history(self) -> tuple[int, ...]:
+        """Return the tokens that penalties look back on before the first is sampled."""
+        sampling = self.options.sampling
+        if not sampling.has_penalties:
+            return ()
+        return tuple(i for i in self.inputs[-sampling.penalty_last_n :] if i >= 0)
+
+
+def admit(
+    seq_id: int, prompt: Prompt, options: Options, limits: Limits, queued_at: float
+) -> Sequence:
+    """Make a sequence of a request, cutting its prompt if the request allows it.
+
+    Raises:
+        InvalidRequest: the prompt is empty, or a group can never fit into a step.
+        PromptTooLong: the prompt exceeds the context and may not, or cannot, be cut.
+    """
+    n_prompt = len(prompt.inputs)
+    if n_prompt == 0:
+        raise InvalidRequest("prompt is empty", field="prompt", n_prompt=0)
+    for group in prompt.groups:
+        _check_group(group.n_inputs, limits.n_ctx, "n_ctx")
+        if group.one_pass:
+            _check_group(group.n_inputs, min(limits.n_batch, limits.n_ubatch), "n_ubatch")
+    n_keep = keep_stop(prompt.layout, n_prompt, options.n_keep, limits.n_ctx)
+    if n_prompt > limits.n_ctx:
+        if not options.truncate:
+            raise PromptTooLong(
+                f"prompt of {n_prompt} inputs, context holds {limits.n_ctx}",
+                n_prompt=n_prompt,
+                n_ctx=limits.n_ctx,
+            )
+        n_most = max(1, limits.n_ctx // 4)
+        asked = n_most if options.max_tokens is None else options.max_tokens
+        n_room = limits.n_ctx - min(max(asked, 1), n_most)
+        n_keep = keep_stop(prompt.layout, n_prompt, n_keep, n_room)
+        prompt = truncate(prompt, n_keep, n_room)
+    return Sequence(
+        seq_id=seq_id,
+        options=options,
+        inputs=list(prompt.inputs),
+        layout=prompt.layout,
+        detokenizer=Detokenizer(options.stops),
+        timings=Timings(queued_at),
+        n_prompt=n_prompt,
+        n_keep=n_keep,
+        n_truncated=n_prompt - len(prompt.inputs),
+    )
+
+
+def _check_group(n_inputs: int, limit: int, name: str) -> None:
+    if n_inputs > limit:
+        raise InvalidRequest(
+            f"prompt has a group of {n_inputs} inputs, {name} is {limit}",
+            field="prompt",
+            n_group=n_inputs,
+            limit=limit,
+        )

@@ -1,0 +1,106 @@
+"""The slot pool: permits, leases, and what idle slots still remember.
+
+Each slot is free or leased by one sequence; permits and leases add up to `n_slots`. A free
+slot keeps its cells: the first `n_past` of its `inputs` are a prefix that a new prompt may
+start from.
+"""
+
+from dataclasses import dataclass, field
+
+from runnerd.core.prompt import common_prefix
+
+
+@dataclass(slots=True)
+class Slot:
+    """One lane of the KV cache. `tick` says when it was last given back."""
+
+    slot_id: int
+    inputs: list[int] = field(default_factory=list)
+    n_past: int = 0
+    tick: int = 0
+    is_leased: bool = False
+
+
+class Lease:
+    """A permit, and the slot taken with it. Given back exactly once."""
+
+    def __init__(self, pool: "SlotPool") -> None:
+        self._pool = pool
+        self._slot: Slot | None = None
+        self._is_live = True
+
+    @property
+    def slot(self) -> Slot:
+        """The slot taken."""
+        assert self._slot is not None, "lease holds no slot yet"
+        return self._slot
+
+    def take(self, slot: Slot) -> None:
+        """Take a free slot with this permit."""
+        assert self._is_live, "lease was given back"
+        assert self._slot is None, "lease holds a slot already"
+        assert not slot.is_leased, f"slot {slot.slot_id} is leased"
+        slot.is_leased = True
+        self._slot = slot
+
+    def give_back(self) -> None:
+        """Return the permit and free the slot, which keeps what it has cached."""
+        assert self._is_live, "lease given back twice"
+        self._is_live = False
+        if self._slot is not None:
+            slot = self._slot
+            slot.inputs = slot.inputs[: slot.n_past]
+            slot.is_leased = False
+            slot.tick = self._pool.next_tick()
+        self._pool.n_free += 1
+
+
+class SlotPool:
+    """`n_slots` slots behind as many permits."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.slots = tuple(Slot(slot_id) for slot_id in range(n_slots))
+        self.n_free = n_slots
+        self._tick = 0
+
+    def next_tick(self) -> int:
+        """Return a number larger than all before."""
+        self._tick += 1
+        return self._tick
+
+    def acquire(self) -> Lease | None:
+        """Return a lease if a permit is left. Taken before any slot is looked at."""
+        if self.n_free == 0:
+            return None
+        self.n_free -= 1
+        return Lease(self)
+
+    def best_for(self, inputs: list[int]) -> tuple[Slot, int]:
+        """Return a free slot and how many of the inputs it has cached; a permit is held.
+
+        The longest prefix wins, unless it is less than half of what that slot remembers:
+        then an empty slot, or the one unused for longest, serves better, and the longer
+        conversation is not cut down to a stranger's common beginning.
+        """
+        free = [slot for slot in self.slots if not slot.is_leased]
+        n_most = len(inputs) - 1  # one input is always evaluated, to sample from
+        cached = {
+            slot.slot_id: common_prefix(inputs, slot.inputs, min(n_most, slot.n_past))
+            for slot in free
+        }
+        best = max(free, key=lambda slot: (cached[slot.slot_id], -slot.n_past, -slot.slot_id))
+        if 2 * cached[best.slot_id] < best.n_past:
+            best = min(free, key=lambda slot: (slot.n_past > 0, slot.tick, slot.slot_id))
+        return best, cached[best.slot_id]
+
+    def idle(self) -> list[Slot]:
+        """Return the free slots that still hold cells, least recently used first."""
+        free = [slot for slot in self.slots if not slot.is_leased and slot.n_past > 0]
+        return sorted(free, key=lambda slot: slot.tick)
+
+    def check(self) -> None:
+        """Assert that permits, leases and slots agree."""
+        n_leased = sum(slot.is_leased for slot in self.slots)
+        assert self.n_free + n_leased == len(self.slots), f"{self.n_free} free, {n_leased} leased"
+        for slot in self.slots:
+            assert 0 <= slot.n_past <= len(slot.inputs), f"slot {slot.slot_id}: n_past"
