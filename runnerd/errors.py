@@ -12,7 +12,9 @@ class RunnerdError(Exception):
 
 
 class ConfigError(RunnerdError):
-    """A setting is wrong; nothing is served. Exit status 78."""
+    """A setting is wrong; nothing is served."""
+
+    exit_code = 78
 
 
 class LoadError(RunnerdError):

@@ -46,6 +46,7 @@ class Batcher:
     def __init__(
         self, limits: Limits, vocabulary: Vocabulary, max_queue: int, target_itl_s: float
     ) -> None:
+        assert limits.n_slots <= limits.n_batch, "no room for a row of every slot"
         self.limits = limits
         self.max_queue = max_queue
         self.waiting: deque[Sequence] = deque()
@@ -54,7 +55,6 @@ class Batcher:
         self._vocabulary = vocabulary
         self._budget = PrefillBudget(limits.n_batch, target_itl_s)
         self._sequences: dict[int, Sequence] = {}
-        self._ring_head = 0
         self._n_steps = 0
         self._n_backed_off = 0
         self._prefill_cap = limits.n_batch
@@ -107,8 +107,8 @@ class Batcher:
     def plan(self, now: float) -> Step | None:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
         assert self.in_flight is None, "plan before the last step was committed"
-        self.residency.resume_suspended()
-        self._admit_waiting(now)
+        if self.residency.resume_suspended():
+            self._admit_waiting(now)
         decoding, ring = self._with_room()
         batches = self._group_alone(decoding, ring) or self._fill(decoding, ring)
         if not batches:
@@ -120,43 +120,44 @@ class Batcher:
 
     def _admit_waiting(self, now: float) -> None:
         """Give free slots to waiting sequences, in order, while their prompts' cells are there."""
-        while self.waiting and self.residency.n_obtainable() >= len(self.waiting[0].inputs):
-            lease = self.residency.pool.acquire()
-            if lease is None:
-                return
+        while self.waiting and self.residency.pool.n_free > 0:
             sequence = self.waiting[0]
+            if not self.residency.can_hold(len(sequence.inputs)):
+                return
+            lease = self.residency.pool.acquire()
+            assert lease is not None
             self.residency.admit(sequence, lease)
             self.waiting.popleft()
+            sequence.last_step = self._n_steps
             sequence.timings.start(now)
 
     def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return who generates, in slot order, and who has prompt left, from the ring's head.
+        """Return who generates, in slot order, and the ring: who has prompt left to evaluate.
 
-        There is a cell for every generating row and for the least that the head can take.
+        The head of the ring is whoever waits longest; newcomers come last. There is a cell
+        for every generating row and for the least that the head can take.
         """
         while True:
             active = self.residency.active()
             decoding = sorted((s for s in active if s.is_decoding), key=lambda s: s.slot_id)
             ring = [s for s in active if s.n_pending > 0 and not s.is_decoding]
-            head = next((i for i, s in enumerate(ring) if s.seq_id >= self._ring_head), 0)
-            ring = ring[head:] + ring[:head]
+            ring.sort(key=lambda s: s.last_step)
             n_least = len(decoding) + (_n_least(ring[0]) if ring else 0)
             if self.residency.make_room(n_least):
                 return decoding, ring
-            self.residency.suspend_youngest()
+            found = self.residency.suspend_youngest()
+            assert found, "no room for one sequence alone"
 
     def _fill(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
         """Put every generating row into the step, and prompt rows into what is left."""
         drafts: list[Draft] = []
-        self._ring_head = 0
         self._group_went_alone = False
         if ring:
             n_room = self.limits.n_batch - len(decoding)
             n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
             self.residency.make_room(len(decoding) + min(n_rows, sum(s.n_pending for s in ring)))
             n_room = min(n_room, self.residency.ledger.n_free - len(decoding))
-            drafts, starved = deal(ring, min(n_rows, n_room), n_room)
-            self._ring_head = 0 if starved is None else ring[starved].seq_id
+            drafts = deal(ring, min(n_rows, n_room), n_room)
         return pack([_decode_span(s) for s in decoding], drafts, self.limits.n_ubatch)
 
     def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
@@ -187,22 +188,20 @@ class Batcher:
         """Record that a step found no room after some of its batches, and give something up.
 
         In this order: what idle slots remember; half of the prompt rows; the youngest
-        sequence, suspended until another has ended; at last, with nobody else holding
-        cells, the sequence itself.
+        sequence, suspended until another has ended; at last the one that is left, if it
+        still finds no room when tried again.
         """
         _, n_prefill = self._count(step)
-        n_holding = sum(s.n_past > 0 for s in self.residency.running)
         had_idle = self.residency.forget_idle()
         emissions = self._record(step, result, now)
-        self._n_backed_off += 1
         if had_idle:
             return emissions
         if n_prefill > 1 and self._prefill_cap > 1:
             self._prefill_cap = min(n_prefill, self._prefill_cap) // 2
-        elif n_holding > 1:
-            self.residency.suspend_youngest()
-        elif self._n_backed_off > BACK_OFFS:
-            emissions += self._fail_for_room(step.batches[result.n_batches])
+        elif not self.residency.suspend_youngest():
+            self._n_backed_off += 1
+            if self._n_backed_off > BACK_OFFS:
+                emissions += self._fail_for_room(step.batches[result.n_batches])
         return emissions
 
     def _count(self, step: Step) -> tuple[int, int]:
@@ -231,6 +230,7 @@ class Batcher:
             for span in batch.spans:
                 sequence = self._sequences[span.seq_id]
                 self.residency.store(sequence, len(span.inputs))
+                sequence.last_step = step.number
                 if span.wants_logits:
                     emissions.append(self._sampled(sequence, next(sampled), now))
                 elif sequence.n_pending == 0 and sequence.ending is None:
@@ -284,8 +284,8 @@ class Batcher:
         if self.in_flight is not None:
             assert self.in_flight.n_rows <= self.limits.n_batch, "step over n_batch"
             can_start = self.waiting and self.residency.pool.n_free > 0
-            n_cells = self.residency.n_obtainable()
-            assert not can_start or n_cells < len(self.waiting[0].inputs), "a slot lies free"
+            has_cells = can_start and self.residency.can_hold(len(self.waiting[0].inputs))
+            assert not has_cells or self.residency.has_suspended(), "a slot lies free"
 
 
 def _n_least(sequence: Sequence) -> int:

@@ -106,15 +106,12 @@ class Draft:
             )
 
 
-def deal(ring: list[Sequence], n_rows: int, n_room: int) -> tuple[list[Draft], int | None]:
+def deal(ring: list[Sequence], n_rows: int, n_room: int) -> list[Draft]:
     """Deal up to `n_rows` prompt rows over the ring, beginning at its head.
 
     Each sequence gets a turn of an equal share; what is left over goes round once more. The
-    head may exceed `n_rows`, up to `n_room`, for a group that would not fit otherwise.
-
-    Returns:
-        The drafts that got rows, and the index of the first sequence that got none: the
-        next step begins there.
+    head may exceed `n_rows`, up to `n_room`, for a group that would not fit otherwise. A
+    sequence that gets nothing has waited longest when the next step is dealt.
     """
     drafts = [Draft(sequence) for sequence in ring]
     head = ring[0].layout.group_at(drafts[0].stop)
@@ -122,15 +119,11 @@ def deal(ring: list[Sequence], n_rows: int, n_room: int) -> tuple[list[Draft], i
         n_rows = max(n_rows, head.n_inputs)
     n_turn = max(MIN_TURN, n_rows // len(ring))
     n_left = n_rows
-    starved: int | None = None
-    for index, draft in enumerate(drafts):
-        n_taken = draft.take(min(n_turn, n_left), n_left)
-        n_left -= n_taken
-        if n_taken == 0 and starved is None:
-            starved = index
+    for draft in drafts:
+        n_left -= draft.take(min(n_turn, n_left), n_left)
     for draft in drafts:
         n_left -= draft.take(n_left, n_left)
-    return [draft for draft in drafts if draft.pieces], starved
+    return [draft for draft in drafts if draft.pieces]
 
 
 def pack(decoding: Iterable[Span], drafts: Iterable[Draft], n_ubatch: int) -> tuple[Batch, ...]:

@@ -1,8 +1,9 @@
 """Bytes of tokens in, text out: whole characters, and nothing of a stop string.
 
-Text that may be the start of a stop string is held back until the next bytes decide. What
-is held is never longer than the longest stop string less one character, or three bytes of
-a character.
+The stop string that is complete first ends the text; of several complete at once it is the
+longest. So the outcome does not depend on how the bytes are cut into tokens. Text that may be
+the start of a stop string is held back until the next bytes decide. What is held is never
+longer than the longest stop string less one character, and three bytes of a character.
 """
 
 import codecs
@@ -41,16 +42,16 @@ class Detokenizer:
         return text + held
 
     def _release(self, text: str) -> str:
-        """Cut at the earliest stop string, the longest if several start there, else hold back."""
-        found: tuple[int, str] | None = None
+        """Cut at the stop string that is complete first, the longest of several, or hold back."""
+        found = -1
+        end: int | None = None  # longest first, so a shorter one has to end before this
         for stop in self._stops:
-            at = text.find(stop, 0, None if found is None else found[0] + len(stop) - 1)
+            at = text.find(stop, 0, end)
             if at >= 0:
-                found = at, stop
-        if found is not None:
-            at, self.stopped_by = found
+                found, end, self.stopped_by = at, at + len(stop) - 1, stop
+        if found >= 0:
             self._held = ""
-            return text[:at]
+            return text[:found]
         at = self._hold_from(text)
         self._held = text[at:]
         return text[:at]

@@ -2,8 +2,8 @@
 
 Edits collect in `edits` until the next step carries them to the engine; slots and ledger are
 already as they will be then. When cells run out, idle slots forget first, then the youngest
-sequence is suspended: it keeps its slot and its inputs, and evaluates them again later. The
-oldest is never suspended, so somebody always gets on.
+sequence is suspended: it keeps its slot and its inputs, and evaluates them again later, before
+any newcomer. The oldest that runs is never suspended, so somebody always gets on.
 """
 
 from runnerd.core.batch import Edit, KVRemove, KVShift, Limits, SamplerClose, SamplerOpen
@@ -52,6 +52,10 @@ class Residency:
     def release(self, sequence: Sequence, lease: Lease) -> None:
         """Take a sequence out; its slot keeps what it has cached."""
         self.running.remove(sequence)
+        if sequence.n_shifts and self._limits.can_shift:
+            # What was moved has seen what was dropped: no new prompt may start from it.
+            n_keep = sequence.n_keep
+            self.forget(lease.slot, n_keep, sequence.layout.position(n_keep))
         lease.give_back()
         self._n_released += 1
         if sequence.wants_token:
@@ -110,24 +114,47 @@ class Residency:
         sequence.n_shifts += 1
         sequence.n_shifted += stop - n_keep
 
-    def suspend_youngest(self) -> None:
-        """Take the cells of the youngest sequence that holds any, a paused one before others."""
-        holding = [s for s in self.running if s.n_past > 0]
-        youngest = max(holding, key=lambda s: (s.paused, s.seq_id))
-        youngest.suspended_at = self._n_released
-        self.forget(self._slot(youngest), 0, 0)
+    def suspend_youngest(self) -> bool:
+        """Take the cells of the youngest sequence, a paused one before others.
 
-    def resume_suspended(self) -> None:
-        """Take up suspended sequences, oldest first, once another has ended or none runs."""
-        suspended = [s for s in self.running if s.suspended_at is not None]
-        for sequence in suspended:
-            is_alone = all(s.suspended_at is not None for s in self.running)
-            if sequence.suspended_at == self._n_released and not is_alone:
-                return
-            if self.n_obtainable() < len(sequence.inputs):
-                return
+        Returns:
+            Whether there was one to suspend: the last that holds or wants cells keeps them.
+        """
+        resident = [s for s in self.running if s.suspended_at is None]
+        if len(resident) < 2:
+            return False
+        self._suspend(max(reversed(resident), key=lambda s: s.paused))
+        return True
+
+    def resume_suspended(self) -> bool:
+        """Take up suspended sequences, oldest first, once another has ended or none can run.
+
+        Returns:
+            Whether all are taken up that are not paused; newcomers wait until then.
+        """
+        for sequence in self.running:
+            if sequence.suspended_at is None or sequence.paused:
+                continue
+            if sequence.suspended_at == self._n_released and self.active():
+                return False
+            if not self.can_hold(len(sequence.inputs)):
+                return False
             sequence.suspended_at = None
             self.make_room(self._n_promised())
+        return True
+
+    def can_hold(self, n_cells: int) -> bool:
+        """Whether so many cells are obtainable; if nobody runs, the paused give up theirs."""
+        while self.n_obtainable() < n_cells:
+            paused = [s for s in self.running if s.suspended_at is None]
+            if not paused or self.active():
+                return False
+            self._suspend(paused[-1])
+        return True
+
+    def _suspend(self, sequence: Sequence) -> None:
+        sequence.suspended_at = self._n_released
+        self.forget(self._slot(sequence), 0, 0)
 
     def _n_promised(self) -> int:
         """Cells that running sequences need for the inputs they have."""

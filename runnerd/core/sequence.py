@@ -33,8 +33,9 @@ class Options:
 class Sequence:
     """A request's state in the scheduler.
 
-    `n_prompt` counts what the client sent. `suspended_at` says how many sequences had ended
-    when this one lost its cells; `ending` why it is to end, as soon as no step holds it.
+    `n_prompt` counts what the client sent. `last_step` is the step that served it last, or the
+    one before it got its slot. `suspended_at` says how many sequences had ended when this one
+    lost its cells; `ending` why it is to end, as soon as no step holds it.
     """
 
     seq_id: int
@@ -51,6 +52,7 @@ class Sequence:
     n_shifts: int = 0
     n_shifted: int = 0
     lease: Lease | None = None
+    last_step: int = 0
     paused: bool = False
     ending: FinishReason | RequestError | None = None
     suspended_at: int | None = None

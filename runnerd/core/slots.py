@@ -78,9 +78,9 @@ class SlotPool:
     def best_for(self, inputs: list[int]) -> tuple[Slot, int]:
         """Return a free slot and how many of the inputs it has cached; a permit is held.
 
-        The longest prefix wins, unless it is less than half of what that slot remembers:
-        then an empty slot, or the one unused for longest, serves better, and the longer
-        conversation is not cut down to a stranger's common beginning.
+        The longest prefix wins, of those that keep at least half of what their slot remembers:
+        a long conversation is not cut down to a stranger's common beginning. An empty slot
+        loses nothing; where there is none either, the slot unused for longest gives way.
         """
         free = [slot for slot in self.slots if not slot.is_leased]
         n_most = len(inputs) - 1  # one input is always evaluated, to sample from
@@ -88,9 +88,11 @@ class SlotPool:
             slot.slot_id: common_prefix(inputs, slot.inputs, min(n_most, slot.n_past))
             for slot in free
         }
-        best = max(free, key=lambda slot: (cached[slot.slot_id], -slot.n_past, -slot.slot_id))
-        if 2 * cached[best.slot_id] < best.n_past:
-            best = min(free, key=lambda slot: (slot.n_past > 0, slot.tick, slot.slot_id))
+        kept = [slot for slot in free if 2 * cached[slot.slot_id] >= slot.n_past]
+        if kept:
+            best = max(kept, key=lambda slot: (cached[slot.slot_id], -slot.n_past, -slot.slot_id))
+        else:
+            best = min(free, key=lambda slot: slot.tick)
         return best, cached[best.slot_id]
 
     def idle(self) -> list[Slot]:

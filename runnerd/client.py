@@ -1,0 +1,323 @@
+"""A client: many requests over one connection, each with a stream of its own.
+
+    async with connect(path) as client, client.generate("Once", max_tokens=20) as stream:
+        async for delta in stream:
+            print(delta.text, end="")
+    print(stream.finished.reason)
+
+Leaving a stream's block early cancels its request. A stream that ends without `Finished`
+raises: `RequestFailed` if the daemon said why, `ConnectionLost` if it could not.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from os import PathLike
+from typing import Generic, Self, TypeVar
+
+import anyio
+from anyio.abc import SocketStream
+from msgspec import Struct
+
+from runnerd_protocol.connection import ClientConnection
+from runnerd_protocol.errors import IncompleteStream, RemoteProtocolError
+from runnerd_protocol.messages import (
+    Accepted,
+    Cancel,
+    ClientMessage,
+    DaemonMessage,
+    Delta,
+    Detokenize,
+    Failed,
+    Finished,
+    Generate,
+    GetModel,
+    GetStatus,
+    Model,
+    Prompt,
+    ProtocolError,
+    Status,
+    Subscribe,
+    Text,
+    Tokenize,
+    Tokens,
+    Welcome,
+)
+
+READ_BYTES = 2**16
+CANCEL_S = 1.0  # for a cancel to be written when a block is left
+SEND_S = 30.0  # for the daemon to take a message; it reads at all times
+
+T = TypeVar("T")
+
+
+class ClientError(Exception):
+    """Base of what the client raises."""
+
+
+class RequestFailed(ClientError):
+    """The daemon could not serve the request; `failed` says why, in words and numbers."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.code}: {failed.message}")
+        self.failed = failed
+
+
+class ConnectionLost(ClientError):
+    """The connection ended, and this request has no answer. What came is incomplete."""
+
+
+class Completion(Struct, frozen=True):
+    """A finished generation: all of its text, and how it went."""
+
+    text: str
+    finished: Finished
+
+
+class _Mailbox:
+    """What has come for one request, and the way to wait for more."""
+
+    def __init__(self) -> None:
+        self._messages: deque[DaemonMessage] = deque()
+        self._waiter: anyio.Event | None = None
+        self._error: ClientError | None = None
+
+    def put(self, message: DaemonMessage) -> None:
+        self._messages.append(message)
+        self._wake()
+
+    def fail(self, error: ClientError) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.set()
+            self._waiter = None
+
+    async def get(self) -> DaemonMessage:
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            self._waiter = anyio.Event()
+            await self._waiter.wait()
+        message = self._messages.popleft()
+        if isinstance(message, Failed):
+            raise RequestFailed(message)
+        return message
+
+
+class _Stream(Generic[T]):
+    """Messages of one request, until its last."""
+
+    def __init__(self, request_id: int, mailbox: _Mailbox) -> None:
+        self.request_id = request_id
+        self._mailbox = mailbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+
+class GenerationStream(_Stream[Delta]):
+    """The deltas of one generation; `finished` is there when they have ended."""
+
+    accepted: Accepted | None = None
+    finished: Finished | None = None
+
+    async def __anext__(self) -> Delta:
+        """Return the next piece of text.
+
+        Raises:
+            RequestFailed: the daemon could not complete the request.
+            ConnectionLost: the connection ended before the request did.
+        """
+        while self.finished is None:
+            match await self._mailbox.get():
+                case Delta() as delta:
+                    return delta
+                case Accepted() as accepted:
+                    self.accepted = accepted
+                case Finished() as finished:
+                    self.finished = finished
+        raise StopAsyncIteration
+
+    async def completion(self) -> Completion:
+        """Wait for the end; return all text that has not been read yet."""
+        text = "".join([delta.text async for delta in self])
+        assert self.finished is not None
+        return Completion(text, self.finished)
+
+
+class StatusStream(_Stream[Status]):
+    """Statuses of a subscription. It ends with the connection, or when its block is left."""
+
+    async def __anext__(self) -> Status:
+        """Return the next status."""
+        message = await self._mailbox.get()
+        assert isinstance(message, Status)
+        return message
+
+
+class Client:
+    """An open connection to a daemon. Made by `connect` and `attach`."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self.welcome: Welcome | None = None
+        self._stream = stream
+        self._connection = ClientConnection()
+        self._mailboxes: dict[int, _Mailbox] = {}
+        self._next_id = 0
+        self._sending = anyio.Lock()
+        self._welcomed = anyio.Event()
+        self._error: ClientError | None = None
+
+    # --- requests --------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(self, prompt: Prompt, **options: object) -> AsyncIterator[GenerationStream]:
+        """Open a generation. Options are the fields of the wire's `Generate`."""
+        request = Generate(self._new_id(), prompt, **options)  # type: ignore[arg-type]
+        async with self._open(request) as mailbox:
+            yield GenerationStream(request.request_id, mailbox)
+
+    async def complete(self, prompt: Prompt, **options: object) -> Completion:
+        """Generate, and return the whole text."""
+        async with self.generate(prompt, **options) as stream:
+            return await stream.completion()
+
+    async def tokenize(self, prompt: Prompt, *, add_bos: bool = True) -> list[int]:
+        """Return a prompt's token ids."""
+        return (await self._ask(Tokenize(self._new_id(), prompt, add_bos), Tokens)).tokens
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        return (await self._ask(Detokenize(self._new_id(), tokens), Text)).text
+
+    async def status(self) -> Status:
+        """Return how the daemon is doing."""
+        return await self._ask(GetStatus(self._new_id()), Status)
+
+    async def model(self) -> Model:
+        """Return what is loaded; waits for the load."""
+        return await self._ask(GetModel(self._new_id()), Model)
+
+    @asynccontextmanager
+    async def subscribe(self, interval_s: float = 1.0) -> AsyncIterator[StatusStream]:
+        """Open a stream of statuses: one now, at each change, and at every interval."""
+        request = Subscribe(self._new_id(), interval_s)
+        async with self._open(request) as mailbox:
+            yield StatusStream(request.request_id, mailbox)
+
+    async def _ask(self, request: Tokenize | Detokenize | GetStatus | GetModel, kind: type[T]) -> T:
+        async with self._open(request) as mailbox:
+            answer = await mailbox.get()
+        assert isinstance(answer, kind)
+        return answer
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    @asynccontextmanager
+    async def _open(
+        self, request: Generate | Tokenize | Detokenize | GetStatus | GetModel | Subscribe
+    ) -> AsyncIterator[_Mailbox]:
+        """Send a request; when the block is left before its end, cancel it."""
+        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        try:
+            await self._send(request)
+            yield mailbox
+        finally:
+            del self._mailboxes[request.request_id]
+            if request.request_id in self._connection.active and self._error is None:
+                with anyio.move_on_after(CANCEL_S, shield=True):
+                    await self._send(Cancel(request.request_id))
+
+    # --- the connection --------------------------------------------------------------------
+
+    async def _send(self, message: ClientMessage) -> None:
+        if self._error is not None:
+            raise self._error
+        async with self._sending:
+            # Shielded: half a frame would make nonsense of every later one.
+            with anyio.move_on_after(SEND_S, shield=True) as scope:
+                try:
+                    await self._stream.send(self._connection.send(message))
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError) as err:
+                    raise ConnectionLost("the daemon has closed the connection") from err
+            if scope.cancelled_caught:
+                self._lose(ConnectionLost(f"the daemon has not read for {SEND_S} s"))
+
+    async def _greet(self) -> None:
+        await self._stream.send(self._connection.hello("runnerd.client"))
+        await self._welcomed.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _receive(self) -> None:
+        """Hand out what the daemon says, until it says no more."""
+        try:
+            while True:
+                data = await self._stream.receive(READ_BYTES)
+                for message in self._connection.receive(data):
+                    self._route(message)
+        except anyio.EndOfStream:
+            self._lose(self._loss())
+        except (anyio.BrokenResourceError, RemoteProtocolError) as err:
+            self._lose(ConnectionLost(f"the connection broke: {err}"))
+
+    def _route(self, message: DaemonMessage) -> None:
+        match message:
+            case Welcome():
+                self.welcome = message
+                self._welcomed.set()
+            case ProtocolError():
+                self._lose(ConnectionLost(f"{message.code}: {message.message}"))
+            case _:
+                mailbox = self._mailboxes.get(message.request_id)
+                if mailbox is not None:
+                    mailbox.put(message)
+
+    def _loss(self) -> ConnectionLost:
+        try:
+            self._connection.receive_eof()
+        except IncompleteStream as err:
+            return ConnectionLost(str(err))
+        return ConnectionLost("the daemon has closed the connection")
+
+    def _lose(self, error: ClientError) -> None:
+        """Fail whoever still waits; the first cause is the one that counts."""
+        if self._error is None:
+            self._error = error
+            for mailbox in self._mailboxes.values():
+                mailbox.fail(error)
+            self._welcomed.set()
+
+
+@asynccontextmanager
+async def attach(stream: SocketStream) -> AsyncIterator[Client]:
+    """Speak to a daemon over a connected socket; closes it at the end."""
+    client = Client(stream)
+    try:
+        async with stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(client._receive)  # noqa: SLF001  # its own other half
+            await client._greet()  # noqa: SLF001
+            yield client
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The receiver raises nothing, so this is the caller's own exception, wrapped.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+@asynccontextmanager
+async def connect(path: str | PathLike[str]) -> AsyncIterator[Client]:
+    """Connect to the daemon that listens at `path`.
+
+    Raises:
+        OSError: nobody listens there.
+        ConnectionLost: the daemon refused the connection; the message says why.
+    """
+    async with attach(await anyio.connect_unix(path)) as client:
+        yield client

@@ -1,0 +1,80 @@
+"""The daemon's settings, checked before anything loads."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runnerd.engine.base import EngineConfig
+from runnerd.errors import ConfigError
+
+MAX_SLOTS = 256  # llama.cpp's limit on sequences in a context
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one connection may do. Times in seconds.
+
+    `outbox_bytes` of text may wait for a request before its sequence is paused.
+    """
+
+    max_frame_bytes: int = 16 * 2**20
+    max_requests: int = 1024
+    outbox_bytes: int = 64 * 2**10
+    handshake_timeout_s: float = 10.0
+    frame_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What to serve, where, and for how many.
+
+    `socket_path` is listened on; `inherited_fd` is a connected socket from a parent, and the
+    daemon ends with it.
+    """
+
+    engine: EngineConfig
+    socket_path: Path | None = None
+    inherited_fd: int | None = None
+    max_queue: int = 512
+    max_connections: int = 256
+    target_itl_ms: float = 100.0
+    drain_s: float = 30.0
+    step_timeout_s: float = 60.0
+    session: SessionLimits = field(default_factory=SessionLimits)
+
+
+def check_config(config: Config) -> None:
+    """Refuse settings that cannot work, naming each with its value and limit.
+
+    Raises:
+        ConfigError: a setting is out of range, or contradicts another.
+    """
+    engine = config.engine
+    _check_range("slots", engine.n_slots, 1, MAX_SLOTS)
+    _check_range("ctx", engine.n_ctx, 0, 2**31 - 1)
+    _check_range("batch", engine.n_batch, 1, 2**20)
+    _check_range("ubatch", engine.n_ubatch, 1, engine.n_batch)
+    _check_range("threads", engine.n_threads, 0, 4 * (os.cpu_count() or 1))
+    _check_range("max-queue", config.max_queue, 0, 2**20)
+    _check_range("max-connections", config.max_connections, 1, 2**16)
+    _check_range("target-itl-ms", config.target_itl_ms, 1.0, 1e6)
+    _check_range("drain", config.drain_s, 0.0, 86400.0)
+    _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
+    if engine.n_batch < engine.n_slots:
+        raise ConfigError(
+            f"batch {engine.n_batch} is less than slots {engine.n_slots}:"
+            " every generating sequence needs a row in each step"
+        )
+    if engine.n_cells and engine.n_cells < max(engine.n_ctx, 1):
+        raise ConfigError(
+            f"ctx-total {engine.n_cells} is less than ctx {engine.n_ctx}:"
+            " not even one request would fit"
+        )
+    if config.socket_path is None and config.inherited_fd is None:
+        raise ConfigError("nothing to serve on: give a socket path")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise ConfigError(f"{name} {value} is not between {low} and {high}")

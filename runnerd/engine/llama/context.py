@@ -1,0 +1,139 @@
+"""A context: the KV cache of all slots, and forward passes over it.
+
+llama.cpp calls a slot's number `seq_id`. The next position of a slot is always one after the
+last one stored; that, and every bound whose breach ends the process, is checked before a call.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from runnerd.core.batch import Limits, Span
+from runnerd.engine.base import EngineConfig
+from runnerd.engine.llama.library import check_decode, lib, quiet_load
+from runnerd.engine.llama.model import LlamaModel
+from runnerd.engine.llama.rows import RowArrays
+from runnerd.engine.llama.shape import ContextShape
+from runnerd.errors import BadModel, EngineBroken, OutOfMemory
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+
+Logits = npt.NDArray[np.float32]
+
+
+class LlamaContext:
+    """The KV cache of a model. One call at a time; free it before the model."""
+
+    def __init__(
+        self, model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
+    ) -> None:
+        with quiet_load() as errors:
+            handle: int | None = lib.llama_init_from_model(
+                model.handle, _params(shape, FLASH_ATTENTION[config.flash_attn])
+            )
+        if handle is None:
+            size = "" if kv_bytes is None else f", {kv_bytes} bytes of KV cache"
+            raise OutOfMemory(
+                f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {'; '.join(errors)}"
+            )
+        self._handle = handle
+        self._memory: int | None = lib.llama_get_memory(handle)
+        if self._memory is None:
+            lib.llama_free(handle)
+            raise BadModel("the model keeps no KV cache")
+        self.limits = Limits(
+            n_slots=shape.n_slots,
+            n_ctx=shape.n_ctx,
+            n_cells=shape.n_cells,
+            n_batch=lib.llama_n_batch(handle),
+            n_ubatch=lib.llama_n_ubatch(handle),
+            can_shift=lib.llama_memory_can_shift(self._memory),
+        )
+        self._n_vocab = model.vocabulary.n_tokens
+        self._rows = RowArrays(self.limits.n_batch, self._n_vocab, shape.n_slots)
+        self._logits_at = 0
+        self._logits: Logits = np.empty((0, self._n_vocab), np.float32)
+
+    def decode(self, spans: Sequence[Span]) -> Logits:
+        """Run one forward pass.
+
+        Returns:
+            Shape (n_outputs, n_vocab), a row per span with `wants_logits`, in order; valid
+            until the next pass.
+
+        Raises:
+            NoKVSlot, EngineBroken: as `Engine.decode` says.
+        """
+        n_outputs = self._rows.fill(spans)
+        n_past: dict[int, int] = {}
+        for span in spans:
+            slot_id = span.slot_id
+            expected = n_past[slot_id] if slot_id in n_past else self.n_past(slot_id)
+            assert span.pos == expected, f"slot {slot_id}: position {span.pos}, next is {expected}"
+            n_past[slot_id] = expected + len(span.inputs)
+        check_decode(lib.llama_decode(self._handle, self._rows.batch))
+        if n_outputs == 0:
+            lib.llama_synchronize(self._handle)
+        return self._outputs(n_outputs)
+
+    def n_past(self, slot_id: int) -> int:
+        """Return the slot's next position."""
+        last: int = lib.llama_memory_seq_pos_max(self._memory, slot_id)
+        return last + 1
+
+    def remove(self, slot_id: int, p0: int, p1: int | None) -> None:
+        """Forget the positions [p0, p1) of a slot."""
+        self._check_slot(slot_id)
+        if not lib.llama_memory_seq_rm(self._memory, slot_id, p0, _end(p1)):
+            raise EngineBroken(f"slot {slot_id} cannot forget the positions [{p0}, {p1})")
+
+    def shift(self, slot_id: int, p0: int, p1: int | None, delta: int) -> None:
+        """Move the positions [p0, p1) of a slot."""
+        self._check_slot(slot_id)
+        assert self.limits.can_shift, "this model's positions cannot be shifted"
+        lib.llama_memory_seq_add(self._memory, slot_id, p0, _end(p1), delta)
+
+    def warm_up(self, token: int) -> None:
+        """Run the two shapes that every daemon meets first, and forget them."""
+        for n_slots in (1, self.limits.n_slots):
+            self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
+            lib.llama_memory_clear(self._memory, False)
+
+    def close(self) -> None:
+        """Free the context."""
+        lib.llama_free(self._handle)
+
+    def _outputs(self, n_outputs: int) -> Logits:
+        # Waits for the device, and puts rows that llama.cpp ran in another order back into ours.
+        pointer = lib.llama_get_logits(self._handle)
+        at = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        if at != self._logits_at:  # to wrap costs more than the rest of this method
+            shape = (self.limits.n_slots, self._n_vocab)
+            self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)
+        return self._logits[:n_outputs]
+
+    def _check_slot(self, slot_id: int) -> None:
+        assert 0 <= slot_id < self.limits.n_slots, f"slot {slot_id} of {self.limits.n_slots}"
+
+
+def _params(shape: ContextShape, flash_attention: int) -> ctypes.Structure:
+    params: ctypes.Structure = lib.llama_context_default_params()
+    params.n_ctx = shape.n_ctx_total
+    params.n_batch = shape.n_batch
+    params.n_ubatch = shape.n_ubatch
+    params.n_seq_max = shape.n_slots
+    # One row of logits per slot: the default reserves n_ubatch rows, 0.5 GB for a large vocabulary.
+    params.n_outputs_max = shape.n_slots
+    params.n_threads = params.n_threads_batch = shape.n_threads
+    params.flash_attn_type = flash_attention
+    params.kv_unified = shape.unified
+    # A cache of the sliding window only would answer a reused prefix wrongly, without an error.
+    params.swa_full = True
+    params.no_perf = True
+    return params
+
+
+def _end(p1: int | None) -> int:
+    return -1 if p1 is None else p1

@@ -1,0 +1,93 @@
+"""llama.cpp's shared library: loaded once, quiet, its return codes turned into errors.
+
+`lib` is llama_cpp's low-level binding. Its calls release the GIL. A call declared to give a
+pointer to a struct gives a falsy NULL object, never None: test for truth.
+"""
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from runnerd.errors import ConfigError, EngineBroken, NoKVSlot
+
+# On an abort ggml forks a debugger for a backtrace, which takes seconds and can hang.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+try:
+    import llama_cpp as lib
+except ImportError as err:
+    raise ConfigError(f"the llama engine needs llama-cpp-python (runnerd[llama]): {err}") from err
+
+__all__ = ["check_decode", "lib", "quiet_load"]
+
+WARN, ERROR, CONTINUED = 3, 4, 5  # ggml_log_level
+STDERR = 2
+
+
+class _LoadLog:
+    """Passes warnings on to stderr, and keeps the last errors for an exception's message."""
+
+    def __init__(self) -> None:
+        self.errors: deque[str] = deque(maxlen=3)
+        self._level = 0
+
+    def __call__(self, level: int, text: bytes, _user_data: int | None) -> None:
+        self._level = self._level if level == CONTINUED else level
+        if self._level == ERROR:
+            self.errors.append(text.decode(errors="replace").strip())
+        if self._level >= WARN:
+            with suppress(OSError):  # a closed stderr must not end the load
+                os.write(STDERR, text)
+
+
+_load_log = _LoadLog()
+# llama.cpp may call it as long as the process lives, so it is never freed.
+_load_callback = lib.llama_log_callback(_load_log)
+_native_callback = lib.llama_log_callback()  # NULL: llama.cpp writes to stderr by itself
+
+
+def _use_native_log() -> None:
+    lib.llama_log_set(_native_callback, ctypes.c_void_p())
+
+
+# The binding installs a Python callback when imported. In use, messages come from any thread
+# and one that waits for the GIL would stall the model.
+_use_native_log()
+lib.llama_backend_init()
+
+
+@contextmanager
+def quiet_load() -> Iterator[deque[str]]:
+    """Keep a load's thousands of debug lines off stderr; yields the last errors, in words.
+
+    llama.cpp's own log knows no levels, and a load speaks from one thread only.
+    """
+    _load_log.errors.clear()
+    lib.llama_log_set(_load_callback, ctypes.c_void_p())
+    try:
+        yield _load_log.errors
+    finally:
+        _use_native_log()
+
+
+def check_decode(code: int) -> None:
+    """Raise what a return code of llama_decode means.
+
+    Raises:
+        NoKVSlot: the cache has no room; it is as it was.
+        EngineBroken: the forward pass failed; what the cache holds is unknown.
+
+    Source: llama.h, llama_decode.
+    """
+    match code:
+        case 0:
+            return
+        case 1:
+            raise NoKVSlot("the KV cache has no room for the batch")
+        case 2:
+            raise EngineBroken("llama_decode was aborted")
+        case -1:
+            raise AssertionError("llama_decode refused the batch as invalid")
+        case _:
+            raise EngineBroken(f"llama_decode failed with code {code}")

@@ -1,0 +1,86 @@
+"""How large a context is: decided, and checked against the file, before anything loads."""
+
+import os
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]
+
+from runnerd.engine.base import EngineConfig
+from runnerd.engine.llama.gguf import GGUFHeader
+from runnerd.errors import ConfigError, OutOfMemory
+
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ
+DEFAULT_N_CTX = 4096  # what a model was trained for can be more than there is memory for
+CELL_STEP = 256  # llama.cpp rounds the cells of a stream up to this
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """The sizes of a context: `n_ctx` and `n_cells` as promised, `n_ctx_total` as allocated."""
+
+    n_slots: int
+    n_ctx: int
+    n_cells: int
+    n_ctx_total: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    unified: bool
+
+
+def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
+    """Settle what the configuration leaves open.
+
+    Raises:
+        ConfigError: a size is beyond the model's or llama.cpp's bounds.
+    """
+    n_slots = config.n_slots
+    if not 1 <= n_slots <= MAX_SLOTS:
+        raise ConfigError(f"{n_slots} slots: llama.cpp has 1 to {MAX_SLOTS}")
+    n_ctx = _n_ctx(config.n_ctx, header.number("context_length"))
+    n_cells = min(config.n_cells or n_slots * n_ctx, n_slots * n_ctx)
+    over_committed = n_cells < n_slots * n_ctx
+    if over_committed and config.kv == "split":
+        raise ConfigError(f"{n_cells} cells are less than {n_slots} slots of {n_ctx}: kv is split")
+    unified = config.kv == "unified" or over_committed
+    n_ctx_total = _rounded(n_cells) if unified else n_slots * _rounded(n_ctx)
+    # llama.cpp lowers both likewise, and ends the process where a batch cannot hold all slots.
+    n_batch = min(config.n_batch, n_ctx_total)
+    if n_batch < n_slots:
+        raise ConfigError(f"batches of {n_batch} rows are less than {n_slots} slots")
+    n_threads = config.n_threads or len(os.sched_getaffinity(0))
+    n_ubatch = min(config.n_ubatch, n_batch)
+    return ContextShape(n_slots, n_ctx, n_cells, n_ctx_total, n_batch, n_ubatch, n_threads, unified)
+
+
+def check_memory(shape: ContextShape, header: GGUFHeader) -> None:
+    """Refuse a KV cache that main memory cannot hold: to fill it would get us killed.
+
+    Raises:
+        OutOfMemory: with the numbers.
+    """
+    needed = kv_bytes(shape, header)
+    available: int = psutil.virtual_memory().available
+    if needed is not None and needed > available:
+        raise OutOfMemory(
+            f"{shape.n_slots} slots of {shape.n_ctx} take {needed} bytes of KV cache, "
+            f"{available} bytes of memory are available"
+        )
+
+
+def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:
+    """Return the size of the whole KV cache, where the metadata tells."""
+    per_input = header.kv_bytes_per_input()
+    return None if per_input is None else per_input * shape.n_ctx_total
+
+
+def _n_ctx(asked: int, trained: int | None) -> int:
+    if trained is None:
+        return asked or DEFAULT_N_CTX
+    if asked > trained:
+        raise ConfigError(f"a context of {asked}: the model was trained for {trained}")
+    return asked or min(trained, DEFAULT_N_CTX)
+
+
+def _rounded(n_cells: int) -> int:
+    return -(-n_cells // CELL_STEP) * CELL_STEP

@@ -1,0 +1,59 @@
+"""Faults on demand, so that a test can see what everybody else does about them."""
+
+import threading
+
+from runnerd.engine.reference.options import ReferenceOptions
+from runnerd.errors import EngineBroken, NoKVSlot
+
+
+class Faults:
+    """What is to go wrong. Decodes are counted from 1, from the load on. Safe from any thread.
+
+    `hanging` is set while a decode hangs.
+    """
+
+    def __init__(self, options: ReferenceOptions) -> None:
+        self.hanging = threading.Event()
+        self._released = threading.Event()
+        self._n_decodes = 0
+        self._no_kv_slot = range(options.no_kv_at, options.no_kv_at + 1)
+        self._broken_at = options.broken_at
+        self._hang_at = options.hang_at
+        self._nan_seq_ids = {options.nan_seq}
+
+    def no_kv_slot(self, n_decodes: int = 1) -> None:
+        """Let the next decodes find the KV cache full."""
+        self._no_kv_slot = range(self._n_decodes + 1, self._n_decodes + 1 + n_decodes)
+
+    def broken_at(self, nth_decode: int) -> None:
+        """Break the engine in the nth decode, and in all after it."""
+        self._broken_at = nth_decode
+
+    def nan_for(self, seq_id: int) -> None:
+        """Make the logits of a sequence NaN from now on."""
+        self._nan_seq_ids.add(seq_id)
+
+    def is_nan(self, seq_id: int) -> bool:
+        """Whether the logits of a sequence are to be NaN."""
+        return seq_id in self._nan_seq_ids
+
+    def hang(self) -> None:
+        """Let the next decode hang until `release`."""
+        self._released.clear()
+        self._hang_at = self._n_decodes + 1
+
+    def release(self) -> None:
+        """Let the decode that hangs go on, or that was to hang."""
+        self._released.set()
+
+    def before_decode(self) -> None:
+        """Count a decode, and fail it where it is to fail."""
+        self._n_decodes += 1
+        if self._n_decodes == self._hang_at:
+            self.hanging.set()
+            self._released.wait()
+            self.hanging.clear()
+        if 0 < self._broken_at <= self._n_decodes:
+            raise EngineBroken(f"reference engine: decode {self._n_decodes} is to break")
+        if self._n_decodes in self._no_kv_slot:
+            raise NoKVSlot(f"reference engine: decode {self._n_decodes} is to find no room")

@@ -1,0 +1,77 @@
+"""The reference engine's options, and their form on a command line: "layers=2,window=8"."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from runnerd.errors import ConfigError
+
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Millis = Annotated[int, Meta(ge=0, le=3_600_000)]
+
+
+class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model is like, how slow it is, and which faults it has.
+
+    `layers` 0: logits come from the last input and its position alone, a step costs next to
+    nothing, and no end token is ever generated.
+    `window`: a row sees positions less than this far behind it; 0: all of them.
+    `cells`: of the KV cache over all slots, where the configuration does not say; 0: enough.
+    `non_causal` off: the rows of an image see only what is before them.
+    `end_bias`: added to the logits of the end tokens, where there are layers.
+    `step_ms`, `load_ms`: a decode, and the load, take at least so long.
+    `broken_at`, `hang_at`, `no_kv_at`: the decode, counted from 1, that fails; 0: none.
+    `nan_seq`: the `seq_id` whose logits are NaN; -1: none.
+    """
+
+    layers: Annotated[int, Meta(ge=0, le=16)] = 2
+    dim: Annotated[int, Meta(ge=2, le=512)] = 32
+    heads: Annotated[int, Meta(ge=1, le=64)] = 4
+    seed: Count = 0
+    window: Count = 0
+    shift: bool = True
+    cells: Count = 0
+    non_causal: bool = True
+    end_bias: Annotated[int, Meta(ge=-100, le=100)] = -3
+    step_ms: Millis = 0
+    load_ms: Millis = 0
+    broken_at: Count = 0
+    hang_at: Count = 0
+    no_kv_at: Count = 0
+    nan_seq: Annotated[int, Meta(ge=-1)] = -1
+    fail_load: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim % (2 * self.heads):  # a head turns its dimensions in pairs
+            raise ConfigError(
+                f"reference engine: dim={self.dim} must be a multiple of"
+                f" 2 * heads = {2 * self.heads}"
+            )
+
+
+def parse_options(text: str) -> ReferenceOptions:
+    """Read "key=value,key=value"; booleans are 0 or 1; nothing at all gives the defaults.
+
+    Raises:
+        ConfigError: a key is unknown or given twice, or a value is not allowed.
+    """
+    values: dict[str, str] = {}
+    known = ReferenceOptions.__struct_fields__
+    for item in text.split(",") if text else ():
+        key, equals, value = item.partition("=")
+        if not equals or key not in known:
+            raise ConfigError(
+                f"reference engine: {item!r} is not an option; write key=value"
+                f" with a key out of {', '.join(known)}"
+            )
+        if key in values:
+            raise ConfigError(f"reference engine: {key} is given twice: {values[key]}, {value}")
+        values[key] = value
+    try:
+        # Not strict: "2" is the number 2, and "0" and "1" are booleans.
+        return msgspec.convert(values, ReferenceOptions, strict=False)
+    except msgspec.ValidationError as err:
+        reason, _, path = str(err).partition(" - at `$.")
+        key = path.rstrip("`")
+        raise ConfigError(f"reference engine: {key}={values[key]}: {reason}") from err

@@ -1,0 +1,70 @@
+"""One thread for all calls into an engine.
+
+A thread of its own, always the same: an engine is not thread-safe, and OpenMP keeps a team of
+threads for every thread that calls it. It is a daemon thread, so that a native call which
+never returns cannot hold up the exit.
+"""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Generic, TypeVar
+
+import anyio
+from anyio import from_thread
+from anyio.lowlevel import EventLoopToken, current_token
+
+T = TypeVar("T")
+
+
+class _Call(Generic[T]):
+    """A function to run, and what became of it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.done = anyio.Event()
+        self._function = function
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the function, on the engine's thread."""
+        try:
+            self._result = self._function()
+        except BaseException as err:  # handed to the caller, who waits for it
+            self._error = err
+
+    def result(self) -> T:
+        """Return or raise what the function did."""
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set, unless T is None
+
+
+class EngineThread:
+    """Runs functions one after another. Make and use it inside one event loop."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        token = current_token()
+        self._thread = Thread(target=self._serve, args=(token,), name="engine", daemon=True)
+        self._thread.start()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a function to its end, even if the caller is cancelled meanwhile."""
+        call = _Call(function)
+        self._calls.put(call)  # type: ignore[arg-type]  # the thread only runs it
+        with anyio.CancelScope(shield=True):
+            await call.done.wait()
+        return call.result()
+
+    def close(self) -> None:
+        """Let the thread end after the calls it has."""
+        self._calls.put(None)
+
+    def _serve(self, token: EventLoopToken) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+            try:
+                from_thread.run_sync(call.done.set, token=token)
+            except RuntimeError:  # the event loop has ended: nobody waits any more
+                return

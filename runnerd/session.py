@@ -1,0 +1,165 @@
+"""One connection: reads requests, writes answers, until either end has had enough.
+
+The reader hands on each message and never waits for its answer. The writer sends what the
+outbox holds. A peer that has closed loses its requests; one that has only stopped sending gets
+its answers first. Whatever goes wrong here ends this session and no other.
+"""
+
+import select
+from collections.abc import Callable
+
+import anyio
+import structlog
+from anyio.abc import SocketAttribute, SocketStream
+
+from runnerd.config import SessionLimits
+from runnerd.outbox import Outbox
+from runnerd.replies import SERVER_NAME
+from runnerd.requests import Requests
+from runnerd.runner import Runner
+from runnerd_protocol.connection import Rejection, ServerConnection
+from runnerd_protocol.errors import MessageTooLarge
+from runnerd_protocol.messages import (
+    Cancel,
+    ClientMessage,
+    DaemonMessage,
+    Failed,
+    Hello,
+    ProtocolError,
+    Welcome,
+)
+
+log = structlog.get_logger()
+
+READ_BYTES = 2**16
+WRITE_BYTES = 2**16  # sent at a time: what a slow reader must take within the time-out
+
+
+class Session:
+    """Serves one connected client."""
+
+    def __init__(
+        self,
+        stream: SocketStream,
+        runner: Runner,
+        limits: SessionLimits,
+        n_connections: Callable[[], int],
+    ) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._connection = ServerConnection(limits.max_frame_bytes)
+        self._tasks = anyio.create_task_group()
+        self._outbox = Outbox(limits.outbox_bytes, self._on_full)
+        self._requests = Requests(
+            runner, self._outbox, self._tasks, limits.max_requests, n_connections
+        )
+        self._is_closing = False
+
+    async def serve(self) -> None:
+        """Serve until the client has gone or has broken the protocol, or `close` is called."""
+        try:
+            async with self._stream, self._tasks:
+                self._tasks.start_soon(self._write)
+                await self._read()
+        except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            log.debug("session.reset", n_requests=len(self._requests))
+        finally:
+            self._requests.cancel_all()
+
+    def close(self) -> None:
+        """Send what waits already, then close."""
+        self._is_closing = True
+        self._outbox.ring()
+
+    def _on_full(self, request_id: int, is_full: bool) -> None:  # a callback
+        self._requests.pause(request_id, is_full)
+
+    # --- reading ---------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        deadline = anyio.current_time() + self._limits.handshake_timeout_s
+        n_frames = 0
+        while self._connection.state != "closed":
+            try:
+                with anyio.fail_after(deadline - anyio.current_time()):
+                    data = await self._stream.receive(READ_BYTES)
+            except TimeoutError:
+                self._break_off(self._timeout())
+                return
+            except anyio.EndOfStream:
+                self._end_of_input()
+                return
+            for event in self._connection.receive(data):
+                self._handle(event)
+            if self._connection.version is None:
+                continue
+            if not self._connection.is_mid_frame:
+                deadline = float("inf")
+            elif deadline == float("inf") or n_frames != self._connection.n_frames:
+                deadline = anyio.current_time() + self._limits.frame_timeout_s
+            n_frames = self._connection.n_frames
+
+    def _timeout(self) -> ProtocolError:
+        if self._connection.version is None:
+            seconds = self._limits.handshake_timeout_s
+            return ProtocolError("handshake_timeout", f"no hello within {seconds} s")
+        seconds = self._limits.frame_timeout_s
+        return ProtocolError("frame_timeout", f"a frame was not complete within {seconds} s")
+
+    def _end_of_input(self) -> None:
+        """Tell a client that has gone from one that only sends no more."""
+        rejection = self._connection.receive_eof()
+        if rejection is not None:
+            self._outbox.put(rejection.reply)
+        poll = select.poll()
+        poll.register(self._stream.extra(SocketAttribute.raw_socket).fileno(), 0)
+        if any(events & select.POLLHUP for _, events in poll.poll(0)):
+            self._tasks.cancel_scope.cancel()
+        self._requests.cancel_all(only_subscriptions=True)
+        self.close()
+
+    def _handle(self, event: ClientMessage | Rejection) -> None:
+        match event:
+            case Rejection(reply=ProtocolError(fatal=True) as reply):
+                self._break_off(reply)
+            case Rejection(reply=reply):
+                self._outbox.put(reply)
+            case Hello():
+                version = self._connection.version or 0
+                self._outbox.put(Welcome(version, self._limits.max_frame_bytes, SERVER_NAME))
+            case Cancel(request_id=request_id):
+                self._requests.cancel(request_id)
+            case ProtocolError():
+                log.warning("client.complained", code=event.code, text=event.message)
+                if event.fatal:
+                    self._tasks.cancel_scope.cancel()
+            case _:
+                self._requests.start(event)
+
+    def _break_off(self, reply: ProtocolError) -> None:
+        """Tell the client what it did wrong, cancel its requests, and close."""
+        log.info("session.broken_off", code=reply.code, text=reply.message)
+        self._requests.cancel_all()
+        self._outbox.put(reply)
+        self.close()
+
+    # --- writing ---------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """Send until the session closes and every answer that is owed has gone out."""
+        while not (self._is_closing and self._outbox.is_empty and not self._requests):
+            data = b"".join(self._encode(message) for message in await self._outbox.take())
+            for start in range(0, len(data), WRITE_BYTES):
+                with anyio.move_on_after(self._limits.write_timeout_s) as scope:
+                    await self._stream.send(data[start : start + WRITE_BYTES])
+                if scope.cancelled_caught:
+                    log.warning("session.slow_reader", n_requests=len(self._requests))
+                    self._tasks.cancel_scope.cancel()
+        self._tasks.cancel_scope.cancel()
+
+    def _encode(self, message: DaemonMessage) -> bytes:
+        try:
+            return self._connection.send(message)
+        except MessageTooLarge as err:
+            assert not isinstance(message, Welcome | ProtocolError)
+            return self._connection.send(Failed(message.request_id, "answer_too_large", str(err)))

@@ -1,0 +1,197 @@
+"""The daemon's life: listen, load, serve, drain, and the exit status that says how it went.
+
+SIGTERM or SIGINT once: refuse new requests, let running ones finish within `drain_s`, then
+cancel them. A second time: end now. SIGUSR1: log the state.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from runnerd.config import Config, check_config
+from runnerd.engine import open_engine
+from runnerd.errors import ConfigError, EngineBroken, LoadError
+from runnerd.listener import BoundSocket, bind_unix
+from runnerd.replies import status
+from runnerd.runner import Runner
+from runnerd.server import Server
+
+log = structlog.get_logger()
+
+EXIT_OK = 0
+EXIT_INTERNAL = 70
+UNLINK_CHECK_S = 5.0  # how soon a deleted socket file is noticed
+
+LastLines = Callable[[], list[str]]
+
+
+async def run_daemon(config: Config, last_native_lines: LastLines) -> int:
+    """Serve until told to stop; return the exit status.
+
+    `last_native_lines` gives what the native libraries have logged lately: the cause of a
+    failed load, where the file itself shows none.
+    """
+    try:
+        check_config(config)
+        with ExitStack() as stack:
+            bound = None
+            if config.socket_path is not None:
+                bound = stack.enter_context(bind_unix(config.socket_path))
+            return await _Daemon(config, bound, last_native_lines).run()
+    except ConfigError as err:
+        log.error("daemon.misconfigured", error=str(err))
+        return err.exit_code
+
+
+class _Daemon:
+    """One run of the daemon."""
+
+    def __init__(
+        self, config: Config, bound: BoundSocket | None, last_native_lines: LastLines
+    ) -> None:
+        self._config = config
+        self._bound = bound
+        self._last_native_lines = last_native_lines
+        self._runner = Runner(config, open_engine)
+        self._server = Server(config, self._runner)
+        self._exit_code = EXIT_OK
+        self._started_at = anyio.current_time()
+
+    async def run(self) -> int:
+        log.info("daemon.starting", pid=os.getpid(), model=self._config.engine.model)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_signals, tasks)
+            self._start_listening(tasks)
+            tasks.start_soon(self._announce)
+            await self._run_engine()
+            self._server.stop_accepting()
+            await self._server.close()
+            tasks.cancel_scope.cancel()
+        log.info("daemon.stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    def _start_listening(self, tasks: TaskGroup) -> None:
+        if self._bound is not None:
+            tasks.start_soon(self._server.listen, self._bound.socket, tasks)
+            tasks.start_soon(self._watch_path, self._bound)
+        if self._config.inherited_fd is not None:
+            tasks.start_soon(self._serve_parent, self._config.inherited_fd)
+
+    async def _run_engine(self) -> None:
+        try:
+            await self._runner.run()
+        except (LoadError, ConfigError) as err:
+            self._exit_code = err.exit_code
+            if err.exit_code:
+                log.error("daemon.load_failed", error=str(err), native=self._cause())
+        except EngineBroken as err:
+            self._exit_code = EXIT_INTERNAL
+            log.error("daemon.engine_failed", error=str(err), native=self._cause())
+        except Exception:
+            self._exit_code = EXIT_INTERNAL
+            log.exception("daemon.crashed")
+
+    def _cause(self) -> list[str]:
+        return [line for line in self._last_native_lines() if "rror" in line or "fail" in line][-3:]
+
+    async def _announce(self) -> None:
+        """Log when the model is there, and where to find it."""
+        while self._runner.state in ("starting", "loading"):
+            await self._runner.changed.wait()
+        if self._runner.state == "ready" and self._runner.engine is not None:
+            limits = self._runner.engine.limits
+            log.info(
+                "daemon.ready",
+                model=self._runner.engine.model.name,
+                socket=str(self._config.socket_path or f"fd {self._config.inherited_fd}"),
+                n_slots=limits.n_slots,
+                n_ctx=limits.n_ctx,
+                n_batch=limits.n_batch,
+                load_s=round(anyio.current_time() - self._started_at, 2),
+            )
+
+    # --- the end ---------------------------------------------------------------------------
+
+    async def _watch_signals(self, tasks: TaskGroup) -> None:
+        wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        with anyio.open_signal_receiver(*wanted) as signals:
+            async for number in signals:
+                if number == signal.SIGUSR1:
+                    self._log_state()
+                elif self._runner.is_stopping:
+                    self._exit_now(signal.Signals(number).name)
+                else:
+                    self._drain(tasks, signal.Signals(number).name)
+
+    def _drain(self, tasks: TaskGroup, cause: str) -> None:
+        n_running = len(self._runner.batcher.seq_ids) if self._runner.batcher is not None else 0
+        log.info("daemon.draining", cause=cause, n_requests=n_running, drain_s=self._config.drain_s)
+        self._server.stop_accepting()
+        self._runner.stop()
+        tasks.start_soon(self._end_drain)
+
+    async def _end_drain(self) -> None:
+        await anyio.sleep(self._config.drain_s)
+        log.warning("daemon.drain_timeout", drain_s=self._config.drain_s)
+        self._runner.cancel_all()
+
+    def _exit_now(self, cause: str) -> None:
+        """End without waiting for anything: a native call may never return."""
+        log.warning("daemon.killed", cause=cause)
+        if self._bound is not None:
+            self._bound.close()
+        os._exit(self._exit_code)
+
+    async def _serve_parent(self, fd: int) -> None:
+        """Serve the parent; when it has gone there is nobody left to serve."""
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        await self._server.serve_parent(sock)
+        if not self._runner.is_stopping:
+            log.info("daemon.parent_gone")
+            self._runner.stop()
+            self._runner.cancel_all()
+
+    async def _watch_path(self, bound: BoundSocket) -> None:
+        """Say when the socket file was deleted: nobody new can reach us then."""
+        while bound.still_ours():  # noqa: ASYNC110  # a deletion sets no event
+            await anyio.sleep(UNLINK_CHECK_S)
+        log.warning("daemon.socket_deleted", path=str(bound.path))
+
+    def _log_state(self) -> None:
+        now = status(0, self._runner, self._server.n_connections, last=True)
+        log.info(
+            "daemon.state",
+            state=now.state,
+            n_slots_free=now.n_slots_free,
+            n_waiting=now.n_waiting,
+            n_connections=now.n_connections,
+            n_steps=now.n_steps,
+            tokens_per_s=now.tokens_per_s,
+            step_age_s=now.step_age_s,
+        )
+
+
+def start(config: Config, backend: str, last_native_lines: LastLines) -> int:
+    """Run the daemon in an event loop of its own; return the exit status."""
+    options: dict[str, object] = {}
+    if backend == "asyncio":
+        options["use_uvloop"] = _has_uvloop()
+    return anyio.run(
+        partial(run_daemon, config, last_native_lines), backend=backend, backend_options=options
+    )
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401  # optional, and not needed with trio
+    except ImportError:
+        return False
+    return True
