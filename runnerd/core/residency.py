@@ -172,6 +172,7 @@ class Residency:
         for slot in self.pool.slots:
             assert self.ledger.held(slot.slot_id) == slot.n_past, f"slot {slot.slot_id}"
         for sequence in self.running:
+            assert sequence.suspended_at is None or sequence.n_past == 0
             assert 0 <= sequence.n_past <= min(len(sequence.inputs), self._limits.n_ctx)
             inside = sequence.layout.group_at(sequence.n_past)
             assert inside is None or not inside.one_pass or inside.start == sequence.n_past

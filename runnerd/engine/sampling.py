@@ -78,9 +78,9 @@ class Sampler:
             scaled = (logits[tokens] - logits[tokens[0]]) / self._sampling.temperature
         upto = np.exp(scaled).cumsum()
         point = draw(self._sampling.seed, self._n_generated) * upto[-1]
-        # Rounding can put the point on the sum itself.
-        index = min(int(upto.searchsorted(point, side="right")), len(tokens) - 1)
-        return int(tokens[index])
+        # Rounding can put the point on the sum itself, past the last token with any weight.
+        last = upto.searchsorted(upto[-1])
+        return int(tokens[min(upto.searchsorted(point, side="right"), last)])
 
     def _candidates(self, logits: Floats) -> Ints:
         """Return the tokens to draw from, likeliest first; at least one."""

@@ -81,9 +81,15 @@ class Ledger:
         """Move the positions of cells, past none that stay."""
         assert self._limits.can_shift, "the cache cannot shift"
         stored = self.positions[slot_id]
-        stored[cells] = [position + delta for position in stored[cells]]
-        ordered = [0, *stored, self._limits.n_ctx - 1]
-        assert ordered == sorted(ordered), f"slot {slot_id}: a shift by {delta} leaves {stored}"
+        moved = [position + delta for position in stored[cells]]
+        if moved:
+            before = stored[cells.start - 1] if cells.start else -1
+            after = stored[cells.stop] if cells.stop < len(stored) else self._limits.n_ctx
+            assert before < moved[0] <= moved[-1] < after, (
+                f"slot {slot_id}: a shift by {delta} moves {moved[0]} to {moved[-1]}"
+                f" out of ({before}, {after})"
+            )
+        stored[cells] = moved
 
     def _check_rows(self, batch: Batch) -> int:
         n_rows, limits = batch.n_rows, self._limits

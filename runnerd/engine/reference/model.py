@@ -20,7 +20,6 @@ Ints = NDArray[np.intp]
 
 ONE = 256.0
 WEIGHT = 64.0  # unit of the weights
-NEVER = -1e6  # a logit that no penalty of the other tokens can make the best
 SPREAD = 3.0  # of the logits: confident enough for transcripts that differ, not for fixed ones
 N_PHASES = 61  # without layers the logits repeat after so many positions; a prime
 
@@ -133,6 +132,6 @@ def _readable(end_bias: int | None) -> Floats:
     bias[[ord(char) for char in string.ascii_uppercase]] = 1.0
     bias[[ord(char) for char in string.ascii_lowercase]] = 5.0
     bias[ord(" ")] = 7.0
-    bias[[BOS, IM_START]] = NEVER
-    bias[list(END_TOKENS)] = NEVER if end_bias is None else end_bias
+    bias[[BOS, IM_START]] = -np.inf  # nothing a model says
+    bias[list(END_TOKENS)] = -np.inf if end_bias is None else end_bias
     return bias

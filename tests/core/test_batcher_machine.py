@@ -1,0 +1,131 @@
+"""Any calls in any order, against a naive model; see `tests/core/simulation.py`."""
+
+from random import Random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from runnerd.core.batch import Limits
+from runnerd.core.prompt import Prompt
+from runnerd.core.sequence import Options
+from runnerd.errors import EngineFailed
+from tests.core.simulation import Simulation, fault_or_token
+from tests.helpers import Image, make_prompt
+
+STOPS = ((), ("ab",), ("abc", "b"), ("あ", "ca"))
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    n_slots = draw(st.integers(1, 5))
+    n_ctx = draw(st.integers(2, 48))
+    n_batch = draw(st.integers(n_slots, 80))
+    return Limits(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=draw(st.one_of(st.just(n_ctx), st.integers(n_ctx, n_slots * n_ctx))),
+        n_batch=n_batch,
+        n_ubatch=draw(st.integers(1, n_batch)),
+        can_shift=draw(st.booleans()),
+    )
+
+
+images = st.builds(
+    lambda name, n_rows, saved, one_pass: Image(
+        media_id=((name * 50 + n_rows) * 50 + max(1, n_rows - saved)) * 2 + one_pass,
+        n_rows=n_rows,
+        n_pos=max(1, n_rows - saved),
+        one_pass=one_pass,
+    ),
+    st.integers(1, 2),
+    st.integers(1, 12),
+    st.integers(0, 6),
+    st.booleans(),
+)
+runs = st.lists(st.integers(97, 98), min_size=1, max_size=30)
+prompts = st.lists(st.one_of(runs, images), min_size=1, max_size=5).map(lambda p: make_prompt(*p))
+options = st.builds(
+    Options,
+    max_tokens=st.one_of(st.none(), st.integers(0, 40)),
+    stops=st.sampled_from(STOPS),
+    n_keep=st.integers(-1, 50),
+    truncate=st.booleans(),
+    shift=st.booleans(),
+)
+seeds = st.integers(0, 2**16)
+
+
+class BatcherMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim: Simulation | None = None
+
+    @initialize(limits=limits())
+    def start(self, limits: Limits) -> None:
+        self.sim = Simulation(limits)
+
+    @rule(prompt=prompts, options=options)
+    def submit(self, prompt: Prompt, options: Options) -> None:
+        self.simulation.submit(prompt, options)
+
+    @rule(n=seeds, is_error=st.booleans())
+    def end(self, n: int, is_error: bool) -> None:
+        self.simulation.end(self._some_id(n), EngineFailed("x") if is_error else "cancelled")
+
+    @rule(n=seeds, paused=st.booleans())
+    def pause(self, n: int, paused: bool) -> None:
+        self.simulation.pause(self._some_id(n), paused=paused)
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is None)
+    @rule()
+    def plan(self) -> None:
+        self.simulation.plan()
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is not None)
+    @rule(seed=seeds, elapsed_ms=st.integers(0, 200))
+    def commit(self, seed: int, elapsed_ms: int) -> None:
+        rng = Random(seed)
+        self.simulation.commit(lambda _: fault_or_token(rng.randrange(2**20)), elapsed_ms / 1e3)
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is None)
+    @rule(seed=seeds, n_steps=st.integers(1, 20))
+    def run(self, seed: int, n_steps: int) -> None:
+        for n in range(n_steps):
+            if not self.simulation.plan():
+                return
+            self.commit(seed + n, n % 3 * 20)
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is not None)
+    @rule(seed=seeds, share=st.floats(0, 0.99))
+    def back_off(self, seed: int, share: float) -> None:
+        rng = Random(seed)
+        step = self.simulation.step
+        assert step is not None
+        n_batches = int(len(step.batches) * share)
+        self.simulation.back_off(lambda _: fault_or_token(rng.randrange(2**20)), n_batches)
+
+    def teardown(self) -> None:
+        if self.sim is not None:
+            rng = Random(0)
+            self.sim.drain(lambda _: rng.choice((97, 98, 99, 0, 0xE3)))
+            self.sim.replay()
+
+    @property
+    def simulation(self) -> Simulation:
+        assert self.sim is not None
+        return self.sim
+
+    def _some_id(self, n: int) -> int:
+        """Return the id of a live sequence, or now and then an unknown one."""
+        live = [*self.simulation.live, 0]
+        return live[n % len(live)]
+
+
+TestBatcherMachine = BatcherMachine.TestCase
+TestBatcherMachine.settings = settings(
+    max_examples=3000,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,80 @@
+"""Thousands of steps of random calls from a few seeds, with the properties of the simulation."""
+
+from random import Random
+
+import pytest
+
+from runnerd.core.batch import Limits
+from runnerd.core.prompt import Prompt
+from runnerd.core.sequence import Options
+from tests.core.simulation import Simulation, fault_or_token
+from tests.helpers import Image, make_prompt
+
+N_STEPS = 400
+
+
+def random_limits(rng: Random) -> Limits:
+    n_slots = rng.randint(1, 5)
+    n_ctx = rng.randint(8, 48)
+    n_batch = rng.randint(n_slots, 48)
+    return Limits(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=rng.randint(n_ctx, n_slots * n_ctx),
+        n_batch=n_batch,
+        n_ubatch=rng.randint(1, n_batch),
+        can_shift=rng.random() < 0.5,
+    )
+
+
+def random_prompt(rng: Random, limits: Limits) -> Prompt:
+    parts: list[list[int] | Image] = []
+    for _ in range(rng.randint(1, 4)):
+        if rng.random() < 0.4:
+            n_rows = rng.randint(1, min(limits.n_ubatch, 12))
+            n_pos = rng.randint(1, n_rows)
+            one_pass = rng.random() < 0.7
+            media_id = (n_rows * 50 + n_pos) * 2 + one_pass
+            parts.append(Image(media_id, n_rows, n_pos, one_pass))
+        else:
+            parts.append([rng.choice((97, 98)) for _ in range(rng.randint(1, 16))])
+    return make_prompt(*parts)
+
+
+def random_options(rng: Random) -> Options:
+    return Options(
+        max_tokens=rng.choice((None, 0, 1, 5, 60)),
+        stops=rng.choice(((), (), ("abab",))),
+        n_keep=rng.choice((-1, 0, 3, 100)),
+        truncate=rng.random() < 0.5,
+        shift=rng.random() < 0.5,
+    )
+
+
+def random_call(sim: Simulation, rng: Random) -> None:
+    n = rng.random()
+    if n < 0.25:
+        sim.submit(random_prompt(rng, sim.limits), random_options(rng))
+    elif n < 0.28 and sim.live:
+        sim.end(rng.choice(list(sim.live)), "cancelled")
+    elif n < 0.34 and sim.live:
+        sim.pause(rng.choice(list(sim.live)), paused=rng.random() < 0.4)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_property_holds_over_many_steps(seed: int) -> None:
+    rng = Random(seed)
+    sim = Simulation(random_limits(rng))
+    for _ in range(N_STEPS):
+        random_call(sim, rng)
+        if not sim.plan():
+            continue
+        random_call(sim, rng)
+        assert sim.step is not None
+        if rng.random() < 0.03:
+            n_batches = rng.randrange(len(sim.step.batches))
+            sim.back_off(lambda _: fault_or_token(rng.randrange(2**20)), n_batches)
+        else:
+            sim.commit(lambda _: fault_or_token(rng.randrange(2**20)), rng.random() * 0.1)
+    sim.drain(lambda _: rng.choice((97, 98, 0)))
+    sim.replay()

@@ -1,0 +1,165 @@
+"""Builders for tests of the core; they take every fact that matters."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from runnerd.core.batch import Limits, Sampled, Sampling, Step, StepResult
+from runnerd.core.batcher import Batcher, Emission
+from runnerd.core.prompt import Group, Prompt, media_key
+from runnerd.core.sequence import Options, admit
+from runnerd.core.sequence import Sequence as Running
+
+END = 0  # the token that ends a generation
+GREEDY = Sampling()
+
+
+class ByteVocabulary:
+    """A token adds the byte of its number; END adds none."""
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == END else bytes([token % 256])
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A medium of a prompt: `n_rows` inputs at `n_pos` positions (as many if not given)."""
+
+    media_id: int
+    n_rows: int
+    n_pos: int = 0
+    one_pass: bool = True
+
+
+def make_prompt(*parts: Sequence[int] | Image) -> Prompt:
+    """Return a prompt of runs of tokens and of images."""
+    inputs: list[int] = []
+    groups: list[Group] = []
+    for part in parts:
+        start = len(inputs)
+        if isinstance(part, Image):
+            inputs += [media_key(part.media_id, row) for row in range(part.n_rows)]
+            n_pos = part.n_pos or part.n_rows
+            groups.append(Group(start, len(inputs), n_pos, part.media_id, part.one_pass))
+        else:
+            inputs += part
+    return Prompt(tuple(inputs), tuple(groups))
+
+
+def make_limits(
+    *,
+    n_slots: int = 2,
+    n_ctx: int = 64,
+    n_cells: int | None = None,
+    n_batch: int = 32,
+    n_ubatch: int | None = None,
+    can_shift: bool = True,
+) -> Limits:
+    """Return limits; cells for every slot and batches of any kind unless told otherwise."""
+    return Limits(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=n_slots * n_ctx if n_cells is None else n_cells,
+        n_batch=n_batch,
+        n_ubatch=n_batch if n_ubatch is None else n_ubatch,
+        can_shift=can_shift,
+    )
+
+
+def make_batcher(
+    *,
+    n_slots: int = 2,
+    n_ctx: int = 64,
+    n_cells: int | None = None,
+    n_batch: int = 32,
+    n_ubatch: int | None = None,
+    can_shift: bool = True,
+    max_queue: int = 100,
+    target_itl_s: float = 0.05,
+) -> Batcher:
+    """Return a batcher over the byte vocabulary."""
+    limits = make_limits(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=n_cells,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        can_shift=can_shift,
+    )
+    return Batcher(limits, ByteVocabulary(), max_queue, target_itl_s)
+
+
+def make_sequence(
+    seq_id: int,
+    prompt: Prompt | Iterable[int],
+    *,
+    limits: Limits | None = None,
+    max_tokens: int | None = None,
+    stops: tuple[str, ...] = (),
+    n_keep: int = 0,
+    truncate: bool = False,
+    shift: bool = False,
+    sampling: Sampling = GREEDY,
+    queued_at: float = 0.0,
+) -> Running:
+    """Return an admitted sequence; a prompt may be given as its tokens."""
+    prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
+    options = Options(
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stops=stops,
+        n_keep=n_keep,
+        truncate=truncate,
+        shift=shift,
+    )
+    return admit(seq_id, prompt, options, limits or make_limits(), queued_at)
+
+
+def result_of(step: Step, token: Callable[[int], Sampled]) -> StepResult:
+    """Return the result of a whole step, in which `token(seq_id)` is sampled."""
+    wanted = [
+        token(span.seq_id) for batch in step.batches for span in batch.spans if span.wants_logits
+    ]
+    return StepResult(len(step.batches), tuple(wanted))
+
+
+def run_step(
+    batcher: Batcher, *, token: Sampled = 65, now: float = 0.0, elapsed_s: float = 0.0
+) -> tuple[Step, list[Emission]]:
+    """Plan and commit a step in which every wanted row gives the token."""
+    step = batcher.plan(now)
+    assert step is not None, "nothing to do"
+    batcher.check()
+    emissions = batcher.commit(step, result_of(step, lambda _: token), now, elapsed_s)
+    batcher.check()
+    return step, emissions
+
+
+def run_all(batcher: Batcher, *, token: int = 65, n_most: int = 1000) -> list[Emission]:
+    """Run steps until nothing is left to do; return all that was said."""
+    emissions: list[Emission] = []
+    for _ in range(n_most):
+        step = batcher.plan(0.0)
+        batcher.check()
+        if step is None:
+            return emissions
+        emissions += batcher.commit(step, result_of(step, lambda _: token), 0.0, 0.0)
+        batcher.check()
+    raise AssertionError(f"not done after {n_most} steps")
+
+
+def text_of(emissions: Iterable[Emission], seq_id: int) -> str:
+    """Return the text that a sequence was given."""
+    return "".join(e.text for e in emissions if e.sequence.seq_id == seq_id)
+
+
+def endings(emissions: Iterable[Emission]) -> dict[int, object]:
+    """Return why each sequence ended; one that ended twice is an error."""
+    ended: dict[int, object] = {}
+    for emission in emissions:
+        if emission.ending is not None:
+            assert emission.sequence.seq_id not in ended, "ended twice"
+            ended[emission.sequence.seq_id] = emission.ending
+    return ended
