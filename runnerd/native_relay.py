@@ -146,7 +146,7 @@ class Relay:
 
     def _log(self, native: NativeLine) -> None:
         native.is_logged = True
-        fields = {"source": "llama.cpp", "text": native.text}
+        fields = {"source": "stderr", "text": native.text}
         self._output.emit(native.level, "native.line", fields)
 
     def _log_last_words(self) -> None:

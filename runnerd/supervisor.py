@@ -22,11 +22,14 @@ from runnerd.listener import BoundSocket, bind_unix
 from runnerd.replies import status
 from runnerd.runner import Runner
 from runnerd.server import Server
+from runnerd.systemd import Notifier
 
 log = structlog.get_logger()
 
 EXIT_OK = 0
 EXIT_INTERNAL = 70
+KILL_S = 10.0  # after the drain, for the step in progress to end
+ORPHAN_KILL_S = 4.0  # the same, when there is no parent left to wait for anything
 UNLINK_CHECK_S = 5.0  # how soon a deleted socket file is noticed
 
 LastLines = Callable[[], list[str]]
@@ -61,6 +64,7 @@ class _Daemon:
         self._last_native_lines = last_native_lines
         self._runner = Runner(config, open_engine)
         self._server = Server(config, self._runner)
+        self._notifier = Notifier.from_environment()
         self._exit_code = EXIT_OK
         self._started_at = anyio.current_time()
 
@@ -82,7 +86,7 @@ class _Daemon:
             tasks.start_soon(self._server.listen, self._bound.socket, tasks)
             tasks.start_soon(self._watch_path, self._bound)
         if self._config.inherited_fd is not None:
-            tasks.start_soon(self._serve_parent, self._config.inherited_fd)
+            tasks.start_soon(self._serve_parent, tasks, self._config.inherited_fd)
 
     async def _run_engine(self) -> None:
         try:
@@ -116,6 +120,7 @@ class _Daemon:
                 n_batch=limits.n_batch,
                 load_s=round(anyio.current_time() - self._started_at, 2),
             )
+            self._notifier.ready(f"serving {self._runner.engine.model.name}")
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -128,36 +133,38 @@ class _Daemon:
                 elif self._runner.is_stopping:
                     self._exit_now(signal.Signals(number).name)
                 else:
-                    self._drain(tasks, signal.Signals(number).name)
+                    self._stop(tasks, signal.Signals(number).name, self._config.drain_s)
 
-    def _drain(self, tasks: TaskGroup, cause: str) -> None:
-        n_running = len(self._runner.batcher.seq_ids) if self._runner.batcher is not None else 0
-        log.info("daemon.draining", cause=cause, n_requests=n_running, drain_s=self._config.drain_s)
+    def _stop(self, tasks: TaskGroup, cause: str, drain_s: float, kill_s: float = KILL_S) -> None:
+        """Take nothing new; give what runs so many seconds."""
+        batcher = self._runner.batcher
+        n_requests = 0 if batcher is None else len(batcher.seq_ids)
+        log.info("daemon.draining", cause=cause, n_requests=n_requests, drain_s=drain_s)
+        self._notifier.stopping(f"{n_requests} requests run for at most {drain_s} s")
         self._server.stop_accepting()
         self._runner.stop()
-        tasks.start_soon(self._end_drain)
+        tasks.start_soon(self._end_drain, drain_s, kill_s)
 
-    async def _end_drain(self) -> None:
-        await anyio.sleep(self._config.drain_s)
-        log.warning("daemon.drain_timeout", drain_s=self._config.drain_s)
+    async def _end_drain(self, drain_s: float, kill_s: float) -> None:
+        await anyio.sleep(drain_s)
         self._runner.cancel_all()
+        await anyio.sleep(kill_s)
+        self._exit_now("a step that does not end")
 
     def _exit_now(self, cause: str) -> None:
         """End without waiting for anything: a native call may never return."""
-        log.warning("daemon.killed", cause=cause)
+        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step_age_s, 1))
         if self._bound is not None:
             self._bound.close()
-        os._exit(self._exit_code)
+        os._exit(EXIT_INTERNAL)
 
-    async def _serve_parent(self, fd: int) -> None:
+    async def _serve_parent(self, tasks: TaskGroup, fd: int) -> None:
         """Serve the parent; when it has gone there is nobody left to serve."""
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         await self._server.serve_parent(sock)
         if not self._runner.is_stopping:
-            log.info("daemon.parent_gone")
-            self._runner.stop()
-            self._runner.cancel_all()
+            self._stop(tasks, "parent has gone", 0.0, ORPHAN_KILL_S)
 
     async def _watch_path(self, bound: BoundSocket) -> None:
         """Say when the socket file was deleted: nobody new can reach us then."""

@@ -55,7 +55,7 @@ def test_a_native_line_becomes_a_log_line() -> None:
     (line,) = lines
     assert line["event"] == "native.line"
     assert line["level"] == "error"
-    assert line["source"] == "llama.cpp"
+    assert line["source"] == "stderr"
     assert line["text"] == "llama_load: error: no tensors"
 
 
