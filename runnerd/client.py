@@ -11,7 +11,7 @@ raises: `RequestFailed` if the daemon said why, `ConnectionLost` if it could not
 
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from os import PathLike
 from typing import Generic, Self, TypeVar
 
@@ -80,14 +80,14 @@ class _Mailbox:
     def __init__(self) -> None:
         self._messages: deque[DaemonMessage] = deque()
         self._waiter: anyio.Event | None = None
-        self._error: ClientError | None = None
+        self._loss: str | None = None
 
     def put(self, message: DaemonMessage) -> None:
         self._messages.append(message)
         self._wake()
 
-    def fail(self, error: ClientError) -> None:
-        self._error = error
+    def lose(self, loss: str) -> None:
+        self._loss = loss
         self._wake()
 
     def _wake(self) -> None:
@@ -97,8 +97,8 @@ class _Mailbox:
 
     async def get(self) -> DaemonMessage:
         while not self._messages:
-            if self._error is not None:
-                raise self._error
+            if self._loss is not None:
+                raise ConnectionLost(self._loss)
             self._waiter = anyio.Event()
             await self._waiter.wait()
         message = self._messages.popleft()
@@ -169,7 +169,8 @@ class Client:
         self._next_id = 0
         self._sending = anyio.Lock()
         self._welcomed = anyio.Event()
-        self._error: ClientError | None = None
+        self._lost = anyio.Event()
+        self._loss: str | None = None
 
     # --- requests --------------------------------------------------------------------------
 
@@ -229,30 +230,34 @@ class Client:
             yield mailbox
         finally:
             del self._mailboxes[request.request_id]
-            if request.request_id in self._connection.active and self._error is None:
-                with anyio.move_on_after(CANCEL_S, shield=True):
+            mailbox.lose("the request's block was left")
+            if request.request_id in self._connection.active:
+                with anyio.move_on_after(CANCEL_S, shield=True), suppress(ConnectionLost):
                     await self._send(Cancel(request.request_id))
 
     # --- the connection --------------------------------------------------------------------
 
     async def _send(self, message: ClientMessage) -> None:
-        if self._error is not None:
-            raise self._error
         async with self._sending:
+            if self._loss is not None:
+                raise ConnectionLost(self._loss)
             # Shielded: half a frame would make nonsense of every later one.
             with anyio.move_on_after(SEND_S, shield=True) as scope:
                 try:
                     await self._stream.send(self._connection.send(message))
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError) as err:
-                    raise ConnectionLost("the daemon has closed the connection") from err
+                except anyio.BrokenResourceError:
+                    await self._lost.wait()  # the receiver reads on, and will know why
             if scope.cancelled_caught:
-                self._lose(ConnectionLost(f"the daemon has not read for {SEND_S} s"))
+                self._lose(f"the daemon has not read for {SEND_S} s")
+            if self._loss is not None:
+                raise ConnectionLost(self._loss)
 
     async def _greet(self) -> None:
-        await self._stream.send(self._connection.hello("runnerd.client"))
+        with suppress(anyio.BrokenResourceError):  # the receiver will know why
+            await self._stream.send(self._connection.hello("runnerd.client"))
         await self._welcomed.wait()
-        if self._error is not None:
-            raise self._error
+        if self.welcome is None:
+            raise ConnectionLost(self._loss)
 
     async def _receive(self) -> None:
         """Hand out what the daemon says, until it says no more."""
@@ -262,9 +267,11 @@ class Client:
                 for message in self._connection.receive(data):
                     self._route(message)
         except anyio.EndOfStream:
-            self._lose(self._loss())
-        except (anyio.BrokenResourceError, RemoteProtocolError) as err:
-            self._lose(ConnectionLost(f"the connection broke: {err}"))
+            self._lose(self._why_ended())
+        except anyio.BrokenResourceError:
+            self._lose("the daemon has closed the connection")
+        except RemoteProtocolError as err:
+            self._lose(f"the daemon broke the protocol: {err}")
 
     def _route(self, message: DaemonMessage) -> None:
         match message:
@@ -272,25 +279,26 @@ class Client:
                 self.welcome = message
                 self._welcomed.set()
             case ProtocolError():
-                self._lose(ConnectionLost(f"{message.code}: {message.message}"))
+                self._lose(f"{message.code}: {message.message}")
             case _:
                 mailbox = self._mailboxes.get(message.request_id)
                 if mailbox is not None:
                     mailbox.put(message)
 
-    def _loss(self) -> ConnectionLost:
+    def _why_ended(self) -> str:
         try:
             self._connection.receive_eof()
         except IncompleteStream as err:
-            return ConnectionLost(str(err))
-        return ConnectionLost("the daemon has closed the connection")
+            return str(err)
+        return "the daemon has closed the connection"
 
-    def _lose(self, error: ClientError) -> None:
+    def _lose(self, loss: str) -> None:
         """Fail whoever still waits; the first cause is the one that counts."""
-        if self._error is None:
-            self._error = error
+        if self._loss is None:
+            self._loss = loss
             for mailbox in self._mailboxes.values():
-                mailbox.fail(error)
+                mailbox.lose(loss)
+            self._lost.set()
             self._welcomed.set()
 
 
@@ -307,7 +315,8 @@ async def attach(stream: SocketStream) -> AsyncIterator[Client]:
     except BaseExceptionGroup as group:
         # The receiver raises nothing, so this is the caller's own exception, wrapped.
         if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
+            error = group.exceptions[0]
+            raise error from error.__cause__
         raise
 
 

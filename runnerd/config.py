@@ -1,6 +1,7 @@
 """The daemon's settings, checked before anything loads."""
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def check_config(config: Config) -> None:
     _check_range("target-itl-ms", config.target_itl_ms, 1.0, 1e6)
     _check_range("drain", config.drain_s, 0.0, 86400.0)
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
+    _check_session(config.session)
     if engine.n_batch < engine.n_slots:
         raise ConfigError(
             f"batch {engine.n_batch} is less than slots {engine.n_slots}:"
@@ -73,6 +75,27 @@ def check_config(config: Config) -> None:
         )
     if config.socket_path is None and config.inherited_fd is None:
         raise ConfigError("nothing to serve on: give a socket path")
+    if config.inherited_fd is not None:
+        _check_socket(config.inherited_fd)
+
+
+def _check_socket(fd: int) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError as err:
+        raise ConfigError(f"fd {fd}: {err.strerror}") from err
+    if not is_socket:
+        raise ConfigError(f"fd {fd} is not a socket")
+
+
+def _check_session(limits: SessionLimits) -> None:
+    _check_range("max-requests", limits.max_requests, 1, 2**20)
+    _check_range("outbox", limits.outbox_bytes, 1, 2**30)
+    # Deltas that wait together go out as one frame, and the last of them may be a long one.
+    _check_range("max-frame", limits.max_frame_bytes, 2**16 + 2 * limits.outbox_bytes, 2**31 - 1)
+    _check_range("handshake-timeout", limits.handshake_timeout_s, 0.01, 86400.0)
+    _check_range("frame-timeout", limits.frame_timeout_s, 0.01, 86400.0)
+    _check_range("write-timeout", limits.write_timeout_s, 0.01, 86400.0)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -24,6 +24,10 @@ STALL_MS = 100  # a reader may pause this long; then lines are dropped until it 
 HEAD_CHARS = 6000  # what is kept of a long text; with the tail it holds most tracebacks whole
 TAIL_CHARS = 2000
 
+# Before a line on a terminal: takes away what stands there without an end, as the bar that
+# shows a load does.
+ERASE_LINE = "\r\x1b[2K"
+
 # The console renderer writes these as they are, the second ones below the line; every other
 # value goes through repr().
 CONSOLE_VERBATIM = {"event", "level", "logger", "logger_name"}
@@ -123,9 +127,10 @@ def _render_json(line: Fields) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
-def _console_renderer(has_colors: bool) -> Callable[[Fields], str]:
+def _console_renderer(is_terminal: bool) -> Callable[[Fields], str]:
+    erase = ERASE_LINE if is_terminal else ""
     renderer = structlog.dev.ConsoleRenderer(
-        colors=has_colors,
+        colors=is_terminal,
         repr_native_str=True,
         sort_keys=False,
         exception_formatter=structlog.dev.plain_traceback,
@@ -139,6 +144,6 @@ def _console_renderer(has_colors: bool) -> Callable[[Fields], str]:
             # May take lines of its own here, but none that looks like an event.
             texts = str(shown[name]).splitlines()
             shown[name] = "\n".join(f"    {escape(text)}" for text in texts)
-        return str(renderer(None, "", shown))
+        return erase + str(renderer(None, "", shown))
 
     return render

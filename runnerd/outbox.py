@@ -1,16 +1,20 @@
 """What waits for one connection's writer.
 
-`put` never waits. Deltas of a request that wait together become one. A request whose text
-exceeds the limit is reported full, and reported again when the writer has come by since.
+`put` never waits. Deltas of a request that wait together become one. A request whose deltas
+exceed the limit is reported full, and reported again when the writer has come by since. For
+a client that asks on and on without reading its answers there is `wait_for_room`.
 """
 
 from collections.abc import Callable
 
 import anyio
 
-from runnerd_protocol.messages import DaemonMessage, Delta, ProtocolError, Welcome
+from runnerd_protocol.messages import DaemonMessage, Delta, ProtocolError, Text, Tokens, Welcome
 
 CONNECTION = -1  # the mailbox of messages that belong to no request
+MESSAGE_BYTES = 256  # what a message takes in memory, besides long texts and lists
+TOKEN_BYTES = 8
+CROWDED_BYTES = 2**20  # of answers: from here on the client has to read before it may ask
 
 
 class Outbox:
@@ -22,7 +26,9 @@ class Outbox:
         self._mail: dict[int, list[DaemonMessage]] = {}
         self._n_bytes: dict[int, int] = {}
         self._full: set[int] = set()
+        self._n_answer_bytes = 0
         self._has_mail = anyio.Event()
+        self._taken = anyio.Event()
 
     @property
     def is_empty(self) -> bool:
@@ -35,29 +41,42 @@ class Outbox:
             case Delta():
                 self._put_delta(message)
             case Welcome() | ProtocolError():
-                self._mail.setdefault(CONNECTION, []).append(message)
+                self._put_answer(CONNECTION, message)
             case _:
-                self._mail.setdefault(message.request_id, []).append(message)
+                self._put_answer(message.request_id, message)
         self._has_mail.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until the writer has taken the answers, if there is a crowd of them."""
+        while self._n_answer_bytes > CROWDED_BYTES:
+            await self._taken.wait()
+
+    def _put_answer(self, box: int, message: DaemonMessage) -> None:
+        self._n_answer_bytes += MESSAGE_BYTES
+        match message:
+            case Tokens(tokens=tokens):
+                self._n_answer_bytes += TOKEN_BYTES * len(tokens)
+            case Text(text=text):
+                self._n_answer_bytes += len(text)
+            case _:
+                pass
+        self._mail.setdefault(box, []).append(message)
 
     def _put_delta(self, delta: Delta) -> None:
         request_id = delta.request_id
-        box = self._mail.get(request_id)
-        if box is None:
-            self._mail[request_id] = [delta]
-            n_bytes = len(delta.text)
+        box = self._mail.setdefault(request_id, [])
+        last = box[-1] if box else None
+        if isinstance(last, Delta):
+            box[-1] = Delta(
+                request_id,
+                last.text + delta.text,
+                last.n_tokens + delta.n_tokens,
+                last.tokens + delta.tokens,
+            )
         else:
-            last = box[-1]
-            if isinstance(last, Delta):
-                box[-1] = Delta(
-                    request_id,
-                    last.text + delta.text,
-                    last.n_tokens + delta.n_tokens,
-                    last.tokens + delta.tokens,
-                )
-            else:
-                box.append(delta)
-            n_bytes = self._n_bytes.get(request_id, 0) + len(delta.text)
+            box.append(delta)
+        n_bytes = self._n_bytes.get(request_id, 0)
+        n_bytes += len(delta.text.encode()) + TOKEN_BYTES * len(delta.tokens)
         self._n_bytes[request_id] = n_bytes
         if n_bytes > self._limit_bytes and request_id not in self._full:
             self._full.add(request_id)
@@ -70,6 +89,9 @@ class Outbox:
         messages = [message for box in self._mail.values() for message in box]
         self._mail.clear()
         self._n_bytes.clear()
+        self._n_answer_bytes = 0
+        self._taken.set()
+        self._taken = anyio.Event()
         full, self._full = self._full, set()
         for request_id in full:
             self._on_full(request_id, False)

@@ -31,11 +31,13 @@ def parts_of(prompt: wire.Prompt) -> list[Part]:
     ]
 
 
-def n_chars(prompt: wire.Prompt) -> int:
-    """Return how much text there is to tokenize."""
+def size_of(prompt: wire.Prompt) -> int:
+    """Return how many characters and token ids there are to go through."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(part.text) for part in prompt if isinstance(part, wire.TextPart))
+    return sum(
+        len(part.text) if isinstance(part, wire.TextPart) else len(part.tokens) for part in prompt
+    )
 
 
 def options_of(request: wire.Generate) -> Options:

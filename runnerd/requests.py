@@ -7,24 +7,28 @@ through the outbox. Each request ends in exactly one last answer, whatever happe
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TypeVar
 
 import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from runnerd.core.batcher import Emission
 from runnerd.core.prompt import Prompt, TokensPart
 from runnerd.engine.base import Engine
 from runnerd.errors import Overloaded, RequestError
 from runnerd.outbox import Outbox
-from runnerd.replies import finished, model, n_chars, options_of, parts_of, status
+from runnerd.replies import finished, model, options_of, parts_of, size_of, status
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 log = structlog.get_logger()
 
-INLINE_CHARS = 2**13  # longer text is tokenized in a thread; for shorter the hop costs more
+T = TypeVar("T")
+
+INLINE_SIZE = 2**13  # what is longer is tokenized in a thread; for shorter the hop costs more
 
 RequestMessage = (
     wire.Generate
@@ -161,6 +165,7 @@ class Requests:
                 self._accept(request, n_ahead)
             engine = await self._runner.loaded()
             prompt = await self._expand(engine, message.prompt)
+            await checkpoint_if_cancelled()  # a thread that ends does not look for a cancel
         request.seq_id = self._runner.submit(
             prompt, options_of(message), lambda emission: self._emit(request, message, emission)
         )
@@ -180,9 +185,7 @@ class Requests:
             request.n_unsent += 1
         wants_token = message.return_tokens
         if text or (wants_token and emission.token is not None):
-            tokens = (
-                [emission.token] if message.return_tokens and emission.token is not None else []
-            )
+            tokens = [emission.token] if wants_token and emission.token is not None else []
             request.n_text_bytes += len(text) if text.isascii() else len(text.encode())
             self._outbox.put(wire.Delta(request_id, text, request.n_unsent, tokens))
             request.n_unsent = 0
@@ -218,12 +221,16 @@ class Requests:
     # --- everything else -------------------------------------------------------------------
 
     async def _expand(self, engine: Engine, prompt: wire.Prompt, *, add_bos: bool = True) -> Prompt:
-        parts = parts_of(prompt)
-        if n_chars(prompt) <= INLINE_CHARS:
-            return engine.expand(parts, add_bos=add_bos)
-        return await to_thread.run_sync(
-            lambda: engine.expand(parts, add_bos=add_bos), limiter=self._tokenizing
-        )
+        def expand() -> Prompt:
+            return engine.expand(parts_of(prompt), add_bos=add_bos)
+
+        return await self._aside(expand, size_of(prompt))
+
+    async def _aside(self, function: Callable[[], T], size: int) -> T:
+        """Run what would keep everybody waiting in a thread, one at a time."""
+        if size <= INLINE_SIZE:
+            return function()
+        return await to_thread.run_sync(function, limiter=self._tokenizing)
 
     async def _tokenize(self, message: wire.Tokenize) -> None:
         engine = await self._runner.loaded()
@@ -232,9 +239,14 @@ class Requests:
 
     async def _detokenize(self, message: wire.Detokenize) -> None:
         engine = await self._runner.loaded()
-        checked = engine.expand([TokensPart(tuple(message.tokens))], add_bos=False)
-        data = b"".join(engine.token_bytes(token) for token in checked.inputs)
-        self._outbox.put(wire.Text(message.request_id, data.decode("utf-8", "replace")))
+
+        def text() -> str:
+            checked = engine.expand([TokensPart(tuple(message.tokens))], add_bos=False)
+            data = b"".join(engine.token_bytes(token) for token in checked.inputs)
+            return data.decode("utf-8", "replace")
+
+        answer = wire.Text(message.request_id, await self._aside(text, len(message.tokens)))
+        self._outbox.put(answer)
 
     async def _get_model(self, message: wire.GetModel) -> None:
         self._outbox.put(model(message.request_id, await self._runner.loaded()))

@@ -12,6 +12,7 @@ from time import monotonic
 
 import anyio
 import structlog
+from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from runnerd.config import Config
 from runnerd.core.batch import Step, StepResult
@@ -85,12 +86,13 @@ class Runner:
             finally:
                 if self.state != "failed":  # a broken engine is left to the process's end
                     await thread.call(engine.close)
+            self._set_state("stopped")
         finally:
             thread.close()
 
     async def _open(self, thread: EngineThread) -> Engine:
         self._set_state("loading")
-        token = anyio.lowlevel.current_token()
+        token = current_token()
         last_told_at = 0.0
 
         def progress(phase: str, fraction: float) -> bool:
@@ -106,9 +108,10 @@ class Runner:
         try:
             self.engine = await thread.call(partial(self._load, self.config.engine, progress))
         except (LoadError, ConfigError) as err:
-            self._error = err
-            self._set_state("failed" if err.exit_code else "stopped")
-            self._loaded.set()
+            self._end_load(err)
+            raise
+        except Exception:
+            self._end_load(LoadError("an internal error"))
             raise
         config = self.config
         self.batcher = Batcher(
@@ -118,6 +121,12 @@ class Runner:
             self._set_state("ready")
         self._loaded.set()
         return self.engine
+
+    def _end_load(self, err: LoadError | ConfigError) -> None:
+        """Tell those who wait for the engine that there will be none."""
+        self._error = err
+        self._set_state("failed" if err.exit_code else "stopped")
+        self._loaded.set()
 
     async def _run_steps(self, thread: EngineThread, engine: Engine) -> None:
         batcher = self.batcher
@@ -136,8 +145,9 @@ class Runner:
                 now = monotonic()
                 self.step_started_at = None
                 self._tell(self._record(batcher, step, result, now, now - started_at))
+                await checkpoint_if_cancelled()  # the call is shielded, so nothing else is one
         except BaseException as err:
-            self._fail_all(err)
+            self.give_up(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
 
     def _record(
@@ -166,15 +176,15 @@ class Runner:
             self.n_failed += isinstance(emission.ending, RequestError)
             self._listeners.pop(sequence.seq_id)(emission)
 
-    def _fail_all(self, err: BaseException) -> None:
-        """Tell every live sequence that the loop has ended, and why."""
-        assert self.batcher is not None
-        self._set_state("failed")
+    def give_up(self, cause: str) -> None:
+        """Fail every sequence now, whatever the step in progress may still be doing."""
         self._is_stopping = True
-        self.batcher.in_flight = None
-        cause = str(err) if isinstance(err, EngineBroken) else "the decode loop has ended"
-        for seq_id in self.batcher.seq_ids:
-            self.end(seq_id, EngineFailed(cause))
+        self._set_state("failed")
+        self._loaded.set()
+        if self.batcher is not None:
+            self.batcher.in_flight = None
+            for seq_id in self.batcher.seq_ids:
+                self.end(seq_id, EngineFailed(cause))
 
     def stop(self) -> None:
         """Take no more requests, refuse those that wait, let running ones finish."""
@@ -186,6 +196,7 @@ class Runner:
         if self.batcher is not None:
             for sequence in tuple(self.batcher.waiting):
                 self.end(sequence.seq_id, ShuttingDown("the daemon is shutting down"))
+        self._loaded.set()  # to refuse those who wait for the model, not only once it is there
         self._wake.set()
 
     def cancel_all(self) -> None:

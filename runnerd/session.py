@@ -31,7 +31,7 @@ from runnerd_protocol.messages import (
 
 log = structlog.get_logger()
 
-READ_BYTES = 2**16
+READ_BYTES = 2**14  # at a time: 25 ms of work for everybody to wait for, if it is all garbage
 WRITE_BYTES = 2**16  # sent at a time: what a slow reader must take within the time-out
 
 
@@ -54,6 +54,7 @@ class Session:
             runner, self._outbox, self._tasks, limits.max_requests, n_connections
         )
         self._is_closing = False
+        self._last_word: ProtocolError | None = None
 
     async def serve(self) -> None:
         """Serve until the client has gone or has broken the protocol, or `close` is called."""
@@ -67,7 +68,8 @@ class Session:
             self._requests.cancel_all()
 
     def close(self) -> None:
-        """Send what waits already, then close."""
+        """Send every answer that is owed, then close; a subscription would never end by itself."""
+        self._requests.cancel_all(only_subscriptions=True)
         self._is_closing = True
         self._outbox.ring()
 
@@ -91,6 +93,7 @@ class Session:
                 return
             for event in self._connection.receive(data):
                 self._handle(event)
+            await self._outbox.wait_for_room()
             if self._connection.version is None:
                 continue
             if not self._connection.is_mid_frame:
@@ -107,16 +110,23 @@ class Session:
         return ProtocolError("frame_timeout", f"a frame was not complete within {seconds} s")
 
     def _end_of_input(self) -> None:
-        """Tell a client that has gone from one that only sends no more."""
+        """Let the requests of a client that sends no more run to their end."""
         rejection = self._connection.receive_eof()
-        if rejection is not None:
-            self._outbox.put(rejection.reply)
-        poll = select.poll()
-        poll.register(self._stream.extra(SocketAttribute.raw_socket).fileno(), 0)
-        if any(events & select.POLLHUP for _, events in poll.poll(0)):
-            self._tasks.cancel_scope.cancel()
-        self._requests.cancel_all(only_subscriptions=True)
+        if rejection is not None and isinstance(rejection.reply, ProtocolError):
+            self._last_word = rejection.reply
+        self._tasks.start_soon(self._watch_for_hang_up)
         self.close()
+
+    async def _watch_for_hang_up(self) -> None:
+        """Drop everything once the client has closed altogether, now or later.
+
+        Its socket stays readable after the end of input, so waiting for that would only spin. An
+        epoll that is asked for nothing still tells of a hang-up, and becomes readable itself.
+        """
+        with select.epoll() as hang_up:
+            hang_up.register(self._stream.extra(SocketAttribute.raw_socket), 0)
+            await anyio.wait_readable(hang_up.fileno())
+        self._tasks.cancel_scope.cancel()
 
     def _handle(self, event: ClientMessage | Rejection) -> None:
         match event:
@@ -137,10 +147,13 @@ class Session:
                 self._requests.start(event)
 
     def _break_off(self, reply: ProtocolError) -> None:
-        """Tell the client what it did wrong, cancel its requests, and close."""
+        """Cancel the client's requests, tell it what it did wrong, and close.
+
+        Nothing may follow a fatal error, so it waits for the requests to be answered.
+        """
         log.info("session.broken_off", code=reply.code, text=reply.message)
+        self._last_word = reply
         self._requests.cancel_all()
-        self._outbox.put(reply)
         self.close()
 
     # --- writing ---------------------------------------------------------------------------
@@ -148,14 +161,20 @@ class Session:
     async def _write(self) -> None:
         """Send until the session closes and every answer that is owed has gone out."""
         while not (self._is_closing and self._outbox.is_empty and not self._requests):
-            data = b"".join(self._encode(message) for message in await self._outbox.take())
-            for start in range(0, len(data), WRITE_BYTES):
-                with anyio.move_on_after(self._limits.write_timeout_s) as scope:
-                    await self._stream.send(data[start : start + WRITE_BYTES])
-                if scope.cancelled_caught:
-                    log.warning("session.slow_reader", n_requests=len(self._requests))
-                    self._tasks.cancel_scope.cancel()
+            await self._send([self._encode(message) for message in await self._outbox.take()])
+        if self._last_word is not None:
+            await self._send([self._encode(self._last_word)])
         self._tasks.cancel_scope.cancel()
+
+    async def _send(self, frames: list[bytes]) -> None:
+        data = b"".join(frames)
+        for start in range(0, len(data), WRITE_BYTES):
+            with anyio.move_on_after(self._limits.write_timeout_s) as scope:
+                await self._stream.send(data[start : start + WRITE_BYTES])
+            if scope.cancelled_caught:
+                log.warning("session.slow_reader", n_requests=len(self._requests))
+                self._tasks.cancel_scope.cancel()
+                return
 
     def _encode(self, message: DaemonMessage) -> bytes:
         try:

@@ -23,6 +23,7 @@ from runnerd.replies import status
 from runnerd.runner import Runner
 from runnerd.server import Server
 from runnerd.systemd import Notifier
+from runnerd_protocol.messages import DaemonState
 
 log = structlog.get_logger()
 
@@ -33,9 +34,13 @@ ORPHAN_KILL_S = 4.0  # the same, when there is no parent left to wait for anythi
 UNLINK_CHECK_S = 5.0  # how soon a deleted socket file is noticed
 
 LastLines = Callable[[], list[str]]
+LoadWatcher = Callable[[DaemonState, str, float], None]
+"""Told the state, the load's phase and its fraction, at each change until the load is over."""
 
 
-async def run_daemon(config: Config, last_native_lines: LastLines) -> int:
+async def run_daemon(
+    config: Config, last_native_lines: LastLines, on_load: LoadWatcher | None = None
+) -> int:
     """Serve until told to stop; return the exit status.
 
     `last_native_lines` gives what the native libraries have logged lately: the cause of a
@@ -47,21 +52,29 @@ async def run_daemon(config: Config, last_native_lines: LastLines) -> int:
             bound = None
             if config.socket_path is not None:
                 bound = stack.enter_context(bind_unix(config.socket_path))
-            return await _Daemon(config, bound, last_native_lines).run()
+            return await _Daemon(config, bound, last_native_lines, on_load).run()
     except ConfigError as err:
         log.error("daemon.misconfigured", error=str(err))
         return err.exit_code
+    except Exception:
+        log.exception("daemon.crashed")
+        return EXIT_INTERNAL
 
 
 class _Daemon:
     """One run of the daemon."""
 
     def __init__(
-        self, config: Config, bound: BoundSocket | None, last_native_lines: LastLines
+        self,
+        config: Config,
+        bound: BoundSocket | None,
+        last_native_lines: LastLines,
+        on_load: LoadWatcher | None,
     ) -> None:
         self._config = config
         self._bound = bound
         self._last_native_lines = last_native_lines
+        self._on_load = on_load
         self._runner = Runner(config, open_engine)
         self._server = Server(config, self._runner)
         self._notifier = Notifier.from_environment()
@@ -75,7 +88,7 @@ class _Daemon:
             self._start_listening(tasks)
             tasks.start_soon(self._announce)
             await self._run_engine()
-            self._server.stop_accepting()
+            self._stop_listening()
             await self._server.close()
             tasks.cancel_scope.cancel()
         log.info("daemon.stopped", exit_code=self._exit_code)
@@ -83,7 +96,7 @@ class _Daemon:
 
     def _start_listening(self, tasks: TaskGroup) -> None:
         if self._bound is not None:
-            tasks.start_soon(self._server.listen, self._bound.socket, tasks)
+            tasks.start_soon(self._server.listen, self._bound.socket.dup(), tasks)
             tasks.start_soon(self._watch_path, self._bound)
         if self._config.inherited_fd is not None:
             tasks.start_soon(self._serve_parent, tasks, self._config.inherited_fd)
@@ -109,6 +122,9 @@ class _Daemon:
         """Log when the model is there, and where to find it."""
         while self._runner.state in ("starting", "loading"):
             await self._runner.changed.wait()
+            if self._on_load is not None:
+                runner = self._runner
+                self._on_load(runner.state, runner.load_phase, runner.load_fraction)
         if self._runner.state == "ready" and self._runner.engine is not None:
             limits = self._runner.engine.limits
             log.info(
@@ -141,14 +157,22 @@ class _Daemon:
         n_requests = 0 if batcher is None else len(batcher.seq_ids)
         log.info("daemon.draining", cause=cause, n_requests=n_requests, drain_s=drain_s)
         self._notifier.stopping(f"{n_requests} requests run for at most {drain_s} s")
-        self._server.stop_accepting()
+        self._stop_listening()
         self._runner.stop()
         tasks.start_soon(self._end_drain, drain_s, kill_s)
+
+    def _stop_listening(self) -> None:
+        """Leave the path to whoever comes next; the server holds a socket of its own."""
+        self._server.stop_accepting()
+        if self._bound is not None:
+            self._bound.close()
 
     async def _end_drain(self, drain_s: float, kill_s: float) -> None:
         await anyio.sleep(drain_s)
         self._runner.cancel_all()
         await anyio.sleep(kill_s)
+        self._runner.give_up("the step in progress does not end")
+        await self._server.close()
         self._exit_now("a step that does not end")
 
     def _exit_now(self, cause: str) -> None:
@@ -170,7 +194,8 @@ class _Daemon:
         """Say when the socket file was deleted: nobody new can reach us then."""
         while bound.still_ours():  # noqa: ASYNC110  # a deletion sets no event
             await anyio.sleep(UNLINK_CHECK_S)
-        log.warning("daemon.socket_deleted", path=str(bound.path))
+        if not self._runner.is_stopping:
+            log.warning("daemon.socket_deleted", path=str(bound.path))
 
     def _log_state(self) -> None:
         now = status(0, self._runner, self._server.n_connections, last=True)
@@ -186,13 +211,20 @@ class _Daemon:
         )
 
 
-def start(config: Config, backend: str, last_native_lines: LastLines) -> int:
+def start(
+    config: Config,
+    backend: str,
+    last_native_lines: LastLines,
+    on_load: LoadWatcher | None = None,
+) -> int:
     """Run the daemon in an event loop of its own; return the exit status."""
     options: dict[str, object] = {}
     if backend == "asyncio":
         options["use_uvloop"] = _has_uvloop()
     return anyio.run(
-        partial(run_daemon, config, last_native_lines), backend=backend, backend_options=options
+        partial(run_daemon, config, last_native_lines, on_load),
+        backend=backend,
+        backend_options=options,
     )
 
 

@@ -47,6 +47,7 @@ class Batcher:
         self, limits: Limits, vocabulary: Vocabulary, max_queue: int, target_itl_s: float
     ) -> None:
         assert limits.n_slots <= limits.n_batch, "no room for a row of every slot"
+        assert 2 <= limits.n_ctx <= limits.n_cells, "no room for one sequence alone"
         self.limits = limits
         self.max_queue = max_queue
         self.waiting: deque[Sequence] = deque()

@@ -87,9 +87,12 @@ class Simulation:
     def plan(self) -> bool:
         """Plan a step and check it; return whether there was one."""
         residency = self.batcher.residency
+        running = residency.running
+        n_resident = sum(s.suspended_at is None for s in running)
+        n_waiting = len(self.batcher.waiting)
         self._do(lambda batcher: batcher.plan(0.0))
         self.step = self.batcher.in_flight
-        running = residency.running
+        n_resident += n_waiting - len(self.batcher.waiting)
         if self.step is None:
             assert all(sequence.paused for sequence in running), "somebody has work to do"
             assert not self.batcher.waiting or residency.pool.n_free == 0, "a slot lies free"
@@ -100,6 +103,8 @@ class Simulation:
             assert self.cache.slots[slot.slot_id] == held
         if self.batcher.waiting and residency.pool.n_free > 0:
             must_wait = any(s.suspended_at is not None and not s.paused for s in running)
+            # Cells taken from somebody in this very plan go to newcomers in the next.
+            must_wait |= sum(s.suspended_at is None for s in running) < n_resident
             n_needed = len(self.batcher.waiting[0].inputs)
             assert must_wait or residency.n_obtainable() < n_needed, "a slot lies free"
         self._check_step(self.step)

@@ -6,7 +6,7 @@ A test module for an engine provides three fixtures, scoped to the module, and a
 * `special_name`, the name of a control token in the engine's vocabulary, such as "<|im_end|>";
 * `engine`, an engine out of `make_engine()`, shared by the tests to load only once.
 
-Tokens are compared exactly, so the engine has to be set up to be exact.
+Tokens are compared exactly, so the engine has to be set up to be as exact as it can.
 """
 
 from tests.engine.contract_cache import DecodeContract, ShiftContract

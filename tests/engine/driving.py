@@ -21,16 +21,18 @@ from runnerd.core.prompt import TextPart
 from runnerd.engine.base import Engine, run_step
 
 GREEDY = Sampling()
+# A language model is sure how these go on. It has to be: how many rows share a pass changes the
+# last bits of llama.cpp's logits, and exact tokens must not hang on them.
 PROMPTS = (
-    "The capital of France is",
-    "Once upon a time there was a little",
-    "def add(a, b):\n    return",
-    "1, 2, 3, 4, 5, 6, 7,",
+    "10, 9, 8, 7, 6,",
+    "2, 4, 6, 8, 10, 12,",
+    "the cat, the cat, the cat, the cat,",
+    "I, II, III, IV, V,",
 )
 
 
 class MakeEngine(Protocol):
-    """Makes an engine for a `with` block. Exact: its tokens do not depend on batch-mates."""
+    """Makes an engine for a `with` block, as exact as it can be set up."""
 
     def __call__(
         self, *, n_slots: int = 4, n_ctx: int = 256, n_batch: int = 128

@@ -1,7 +1,7 @@
 """The KV cache and attention over it.
 
-Keys are kept as computed, and beside it turned by their position (rotary embedding). A shift
-turns the former anew, so a shifted key is exactly the key of its new position, however often it
+Keys are kept as computed and also turned by their position (rotary embedding). A shift
+turns the kept ones anew, so a shifted key is exactly that of its new position, however often it
 moved. What a shift cannot undo: keys and values above the first layer were computed when the
 dropped inputs could be seen, and stay so. With one layer a shifted cache equals a new one.
 """

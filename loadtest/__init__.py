@@ -1,0 +1,1 @@
+"""Load tests: a daemon under load, the bare decode loop, and the bars between them."""

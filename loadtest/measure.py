@@ -1,0 +1,138 @@
+"""From records to figures: rates, percentiles, and what is typical of several rounds."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
+
+from loadtest.recording import Load, Round, StreamRecord
+from runnerd.core.timings import percentile
+
+
+class Figures(Struct, frozen=True):
+    """The figures of one round; 0 where there is nothing to measure.
+
+    `tokens_per_s`: generated tokens of all streams, from the first request to the last token.
+    `decode_tokens_per_s`: only while every stream generates.
+    `prefill_tokens_per_s`: prompt tokens, from the first request until every stream generates.
+    `step_ms`: the time from the first request to the last token, per forward pass.
+    """
+
+    tokens_per_s: float
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    itl_p50_ms: float
+    itl_p95_ms: float
+    itl_p99_ms: float
+    itl_max_ms: float
+    deltas_per_s: float
+    step_ms: float
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What a load gave: the median of each figure over the rounds, its least and its greatest.
+
+    Counts are sums over the rounds. `ready_s` is the time from the start of the process until
+    it could serve; 0 if it was there before.
+    """
+
+    load: Load
+    n_connections: int
+    n_generated: int
+    n_cached: int
+    n_ended_early: int
+    resident_bytes: int
+    ready_s: float = 0.0
+    median: Figures
+    least: Figures
+    greatest: Figures
+
+
+def measure(seen: Round) -> Figures:
+    """Return the figures of one round."""
+    streams = [stream for stream in seen.streams if stream.arrivals]
+    if not streams:
+        return Figures(*[0.0] * len(Figures.__struct_fields__))
+    started_at = min(stream.asked_at for stream in streams)
+    elapsed_s = max(stream.arrivals[-1][0] for stream in streams) - started_at
+    ttfts = sorted((stream.arrivals[0][0] - stream.asked_at) * 1e3 for stream in streams)
+    itls = sorted(itl for stream in streams for itl in _itls_ms(stream))
+    all_generate_at = max(stream.arrivals[0][0] for stream in streams)
+    n_evaluated = sum(seen.n_prompt - stream.n_cached for stream in streams)
+    return Figures(
+        tokens_per_s=_rate(sum(stream.n_generated for stream in streams), elapsed_s),
+        decode_tokens_per_s=_decode_rate(streams),
+        prefill_tokens_per_s=_rate(n_evaluated, all_generate_at - started_at),
+        ttft_p50_ms=percentile(ttfts, 0.50),
+        ttft_p95_ms=percentile(ttfts, 0.95),
+        itl_p50_ms=percentile(itls, 0.50),
+        itl_p95_ms=percentile(itls, 0.95),
+        itl_p99_ms=percentile(itls, 0.99),
+        itl_max_ms=itls[-1] if itls else 0.0,
+        deltas_per_s=_rate(sum(stream.n_deltas for stream in streams), elapsed_s),
+        step_ms=elapsed_s * 1e3 / seen.n_steps if seen.n_steps else 0.0,
+    )
+
+
+def report(
+    load: Load,
+    rounds: Sequence[Round],
+    *,
+    resident_bytes: int,
+    n_connections: int = 0,
+    ready_s: float = 0.0,
+) -> Report:
+    """Sum up the rounds of a load; there is at least one."""
+    figures = [measure(seen) for seen in rounds]
+    streams = [stream for seen in rounds for stream in seen.streams]
+    return Report(
+        load=load,
+        n_connections=n_connections,
+        n_generated=sum(stream.n_generated for stream in streams),
+        n_cached=sum(stream.n_cached for stream in streams),
+        n_ended_early=sum(stream.ended_early for stream in streams),
+        resident_bytes=resident_bytes,
+        ready_s=ready_s,
+        median=_each(median, figures),
+        least=_each(min, figures),
+        greatest=_each(max, figures),
+    )
+
+
+def _each(pick: Callable[[list[float]], float], figures: Sequence[Figures]) -> Figures:
+    """Pick one value of each figure."""
+    names = Figures.__struct_fields__
+    return Figures(*(pick([getattr(each, name) for each in figures]) for name in names))
+
+
+def _itls_ms(stream: StreamRecord) -> list[float]:
+    """Return the gap before each token but the first; tokens that come together have none."""
+    gaps = [0.0] * (stream.arrivals[0][1] - 1)
+    for (before, _), (at, n_tokens) in pairwise(stream.arrivals):
+        gaps += [(at - before) * 1e3] + [0.0] * (n_tokens - 1)
+    return gaps
+
+
+def _decode_rate(streams: Sequence[StreamRecord]) -> float:
+    """Return the tokens per second in the window in which every stream generates.
+
+    Summed over streams, each from its first arrival in the window to its last: the tokens of
+    one step arrive one after another, and the window's edges must not cut through a step.
+    """
+    start = max(stream.arrivals[0][0] for stream in streams)
+    stop = min(stream.arrivals[-1][0] for stream in streams)
+    rate = 0.0
+    for stream in streams:
+        inside = [arrival for arrival in stream.arrivals if start <= arrival[0] <= stop]
+        if len(inside) < 2:
+            continue
+        n_tokens = sum(n for _, n in inside[1:])
+        rate += _rate(n_tokens, inside[-1][0] - inside[0][0])
+    return rate
+
+
+def _rate(count: int, elapsed_s: float) -> float:
+    return count / elapsed_s if elapsed_s > 0 else 0.0

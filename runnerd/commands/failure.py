@@ -1,0 +1,58 @@
+"""Expected failures of a command: one line on stderr, and an exit status out of sysexits.h."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+
+from runnerd.client import Client, ClientError, RequestFailed, attach
+from runnerd.launcher import ChildDied
+
+REQUEST_FAILED = 1
+USAGE = 64
+BAD_INPUT = 65
+UNAVAILABLE = 69
+INTERNAL = 70
+STDOUT_CLOSED = 141  # what a shell shows for a process that SIGPIPE has ended
+
+
+class CommandFailed(Exception):
+    """The command cannot go on; an empty message is not shown."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what client and launcher raise, and a closed stdout, into `CommandFailed`."""
+    try:
+        yield
+    except RequestFailed as err:
+        raise CommandFailed(str(err), REQUEST_FAILED) from err
+    except ChildDied as err:
+        code = err.returncode if err.returncode > 0 else INTERNAL
+        raise CommandFailed(str(err), code) from err
+    except ClientError as err:
+        raise CommandFailed(str(err), UNAVAILABLE) from err
+    except BrokenPipeError as err:
+        # Whoever read us has had enough, as `head` has. What is still buffered goes nowhere,
+        # or the interpreter would complain about it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandFailed("", STDOUT_CLOSED) from err
+
+
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[Client]:
+    """Connect to the daemon at a path, or say that there is none."""
+    try:
+        stream = await anyio.connect_unix(path)
+    except OSError as err:
+        message = f"nobody listens at {path}: {err.strerror or err}"
+        raise CommandFailed(message, UNAVAILABLE) from err
+    async with attach(stream) as client:
+        yield client

@@ -1,0 +1,129 @@
+"""`runnerd serve`: the daemon itself, in the foreground."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from runnerd.config import Config, check_config
+from runnerd.engine.base import EngineConfig
+from runnerd.errors import ConfigError
+from runnerd.models import resolve_model
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file, or the alias 'smollm2'; for the reference engine its options."
+        ),
+    ],
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="Listen at this path.", metavar="PATH")
+    ] = None,
+    fd: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
+    engine: Annotated[
+        Literal["llama", "reference"], typer.Option(help="What runs the model.")
+    ] = "llama",
+    slots: Annotated[int, typer.Option(help="Requests that run at the same time.")] = 4,
+    ctx: Annotated[
+        int, typer.Option(help="Context of each request, in tokens; 0: what the model allows.")
+    ] = 0,
+    ctx_total: Annotated[
+        int, typer.Option(help="Cells of the KV cache over all slots; 0: slots x ctx.")
+    ] = 0,
+    batch: Annotated[int, typer.Option(help="Tokens per step, over all requests.")] = 2048,
+    ubatch: Annotated[int, typer.Option(help="Tokens per pass within a step.")] = 512,
+    threads: Annotated[int, typer.Option(help="Threads; 0: one per core.")] = 0,
+    kv: Annotated[
+        Literal["auto", "split", "unified"],
+        typer.Option(help="A part of the KV cache for each slot, or one for all."),
+    ] = "auto",
+    flash_attn: Annotated[
+        Literal["auto", "on", "off"], typer.Option(help="Flash attention.")
+    ] = "auto",
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
+    max_connections: Annotated[int, typer.Option(help="Clients at the same time.")] = 256,
+    target_itl_ms: Annotated[
+        float, typer.Option(help="Gap between tokens that prompts must not push beyond.")
+    ] = 100.0,
+    drain: Annotated[
+        float, typer.Option(help="Seconds for running requests when told to stop.", metavar="S")
+    ] = 30.0,
+    step_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a step counts as stalled.", metavar="S")
+    ] = 60.0,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")
+    ] = "info",
+    log_format: Annotated[
+        Literal["auto", "console", "json"],
+        typer.Option(help="How to log; auto: JSON where stderr is no terminal."),
+    ] = "auto",
+    async_backend: Annotated[
+        Literal["asyncio", "trio"], typer.Option(help="The event loop.")
+    ] = "asyncio",
+) -> None:
+    """Serve a model to all who connect.
+
+    SIGTERM or Ctrl-C once: take no more requests, let running ones finish. Twice: end now.
+
+    Exit status: 0 told to stop, 64 usage, 65 model cannot be used, 66 no such model,
+    70 internal error, 71 out of memory, 78 a setting is wrong.
+    """
+    config = Config(
+        EngineConfig(
+            model=model if engine == "reference" else resolve_model(model),
+            engine=engine,
+            n_slots=slots,
+            n_ctx=ctx,
+            n_cells=ctx_total,
+            n_batch=batch,
+            n_ubatch=min(ubatch, batch),
+            n_threads=threads,
+            kv=kv,
+            flash_attn=flash_attn,
+        ),
+        socket_path=socket,
+        inherited_fd=fd,
+        max_queue=max_queue,
+        max_connections=max_connections,
+        target_itl_ms=target_itl_ms,
+        drain_s=drain,
+        step_timeout_s=step_timeout,
+    )
+    check_config(config)
+    if fd is not None:
+        _check_socket(fd)
+    raise typer.Exit(_run(config, log_level, log_format, async_backend))
+
+
+def _run(
+    config: Config,
+    log_level: str,
+    log_format: Literal["auto", "console", "json"],
+    async_backend: str,
+) -> int:
+    from runnerd import supervisor  # loads the whole daemon: only once the options are right
+    from runnerd.commands.progress import LoadBar
+    from runnerd.log import configure_logging
+    from runnerd.native_log import NativeLogRelay
+
+    output = configure_logging(log_level, log_format)
+    with LoadBar() as bar:  # takes its copy of stderr before the relay replaces it
+        relay = NativeLogRelay.start(output)
+        try:
+            return supervisor.start(config, async_backend, relay.last_lines, bar.show)
+        finally:
+            relay.stop()
+
+
+def _check_socket(fd: int) -> None:
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError as err:
+        raise ConfigError(f"fd {fd} cannot be used: {err.strerror}") from err
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"fd {fd} is not a socket")

@@ -1,0 +1,110 @@
+"""`runnerd status`: how a daemon is doing."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import msgspec
+import typer
+
+from runnerd.commands.failure import connected, translated
+from runnerd_protocol.messages import Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def status(
+    socket: Annotated[Path, typer.Option("--socket", help="Where it listens.", metavar="PATH")],
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks.", min=0.05, max=3600.0)
+    ] = 1.0,
+    json: Annotated[
+        bool, typer.Option("--json", help="A JSON object; with --watch one per line.")
+    ] = False,
+) -> None:
+    """Show how a daemon is doing.
+
+    Exit status: 0 it answered, 69 nobody listens or the connection broke.
+    """
+
+    async def run() -> None:
+        async with connected(socket) as client:
+            if not watch:
+                _show(await client.status(), json=json)
+            elif json or not sys.stdout.isatty():
+                async with client.subscribe(interval) as statuses:
+                    async for each in statuses:
+                        _show(each, json=json)
+            else:
+                from rich.live import Live
+
+                async with client.subscribe(interval) as statuses:
+                    with Live(auto_refresh=False) as live:
+                        async for each in statuses:
+                            live.update(_table(each), refresh=True)
+
+    with translated():
+        anyio.run(run)
+
+
+def _show(status: Status, *, json: bool) -> None:
+    if json:
+        fields = msgspec.structs.asdict(status)
+        del fields["request_id"], fields["last"]
+        sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+        sys.stdout.flush()
+    else:
+        from rich.console import Console
+
+        Console().print(_table(status))
+
+
+def _table(status: Status) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _rows(status):
+        table.add_row(name, Text(text))
+    return table
+
+
+def _rows(status: Status) -> list[tuple[str, str]]:
+    state = status.state
+    if state in ("starting", "loading"):
+        return [
+            ("state", f"{state} {status.load_phase} {status.load_fraction:.0%}"),
+            ("waiting", f"{status.n_waiting} requests, at most {status.max_queue}"),
+            ("process", _process(status)),
+        ]
+    step = f"{status.step_ms:.1f} ms the last one, {status.n_steps} so far"
+    if status.step_age_s:
+        step += f", {status.step_age_s:.1f} s into the next"
+    n_busy = status.n_slots - status.n_slots_free
+    return [
+        ("state", state),
+        ("model", status.model),
+        ("slots", f"{n_busy} of {status.n_slots} busy, {status.n_ctx} tokens each"),
+        ("waiting", f"{status.n_waiting} requests, at most {status.max_queue}"),
+        ("connections", str(status.n_connections)),
+        ("KV cache", f"{status.n_cells_used} of {status.n_cells} cells used"),
+        ("speed", f"{status.tokens_per_s:.1f} tokens/s generated"),
+        ("steps", step),
+        ("requests", f"{status.n_requests}, {status.n_failed} failed"),
+        ("tokens", f"{status.n_prompt_tokens} prompt, {status.n_generated_tokens} generated"),
+        ("process", _process(status)),
+    ]
+
+
+def _process(status: Status) -> str:
+    minutes, seconds = divmod(int(status.uptime_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{status.pid}, up {hours}:{minutes:02}:{seconds:02},"
+        f" {status.resident_bytes / 2**20:.0f} MiB resident"
+    )

@@ -1,0 +1,77 @@
+"""The prefill budget, against a machine whose cost per row is known."""
+
+import pytest
+
+from runnerd.core.budget import MIN_ROWS, PrefillBudget
+
+N_BATCH = 512
+
+
+def make_budget(
+    *, base_s: float, row_s: float, target_itl_s: float, n_decoding: int = 8, n_steps: int = 60
+) -> PrefillBudget:
+    """Return a budget that has seen mixed steps on a machine of this cost."""
+    budget = PrefillBudget(N_BATCH, target_itl_s)
+    for _ in range(5):
+        budget.observe(n_decoding, 0, base_s + n_decoding * row_s)
+    for _ in range(n_steps):
+        n_rows = budget.rows(n_decoding)
+        budget.observe(n_decoding, n_rows, base_s + (n_decoding + n_rows) * row_s)
+    return budget
+
+
+def test_the_whole_batch_is_there_while_nothing_generates() -> None:
+    budget = make_budget(base_s=0.01, row_s=0.01, target_itl_s=0.05)
+    assert budget.rows(0) == N_BATCH
+
+
+def test_before_anything_is_measured_the_rest_of_the_batch_is_there() -> None:
+    assert PrefillBudget(N_BATCH, 0.05).rows(12) == N_BATCH - 12
+
+
+@pytest.mark.parametrize("row_s", [0.0002, 0.0005, 0.001])
+def test_a_step_with_prompt_rows_takes_the_target_once_it_is_measured(row_s: float) -> None:
+    budget = make_budget(base_s=0.01, row_s=row_s, target_itl_s=0.08)
+    step_s = 0.01 + (8 + budget.rows(8)) * row_s
+    assert step_s == pytest.approx(0.08, rel=0.05)
+
+
+def test_the_budget_follows_when_the_machine_becomes_slower() -> None:
+    budget = make_budget(base_s=0.01, row_s=0.0002, target_itl_s=0.08)
+    for _ in range(40):
+        n_rows = budget.rows(8)
+        budget.observe(8, n_rows, 0.02 + (8 + n_rows) * 0.001)
+    assert 0.02 + (8 + budget.rows(8)) * 0.001 == pytest.approx(0.08, rel=0.1)
+
+
+def test_one_slow_step_does_not_stop_prompts_for_long() -> None:
+    budget = make_budget(base_s=0.01, row_s=0.0002, target_itl_s=0.08)
+    n_before = budget.rows(8)
+    budget.observe(8, n_before, 2.0)
+    for _ in range(20):
+        n_rows = budget.rows(8)
+        budget.observe(8, n_rows, 0.01 + (8 + n_rows) * 0.0002)
+    assert budget.rows(8) > n_before * 0.8
+
+
+def test_the_slowest_machine_still_gets_on_with_prompts() -> None:
+    budget = make_budget(base_s=1.0, row_s=0.5, target_itl_s=0.05)
+    assert budget.rows(8) == MIN_ROWS
+
+
+def test_a_full_batch_leaves_no_more_than_its_room() -> None:
+    budget = make_budget(base_s=1.0, row_s=0.5, target_itl_s=0.05)
+    assert budget.rows(N_BATCH - 3) == 3
+    assert budget.rows(N_BATCH) == 0
+
+
+def test_rows_that_cost_nothing_fill_the_batch() -> None:
+    budget = make_budget(base_s=0.0, row_s=0.0, target_itl_s=0.05)
+    assert budget.rows(8) == N_BATCH - 8
+
+
+def test_a_step_quicker_than_the_last_without_prompts_still_teaches_a_cost() -> None:
+    budget = PrefillBudget(N_BATCH, target_itl_s=0.05)
+    budget.observe(8, 0, 0.04)
+    budget.observe(8, 10, 0.02)
+    assert budget.rows(8) == MIN_ROWS

@@ -1,0 +1,48 @@
+"""Where a request's time went."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runnerd.core.timings import Timings, percentile
+
+
+def test_times_run_from_arrival_to_start_first_token_and_end() -> None:
+    timings = Timings(queued_at=10.0)
+    timings.start(10.5)
+    for at in (11.0, 11.1, 11.3):
+        timings.token(at)
+    summary = timings.summary(12.0)
+    assert summary.queue_ms == pytest.approx(500)
+    assert summary.ttft_ms == pytest.approx(1000)
+    assert summary.itl_p50_ms == pytest.approx(100, rel=1e-4)
+    assert summary.itl_p95_ms == pytest.approx(200, rel=1e-4)
+    assert summary.total_ms == pytest.approx(2000)
+
+
+def test_a_second_start_does_not_move_the_first() -> None:
+    timings = Timings(queued_at=0.0)
+    timings.start(1.0)
+    timings.start(2.0)
+    assert timings.summary(3.0).queue_ms == 1000
+
+
+def test_what_never_came_takes_until_the_end() -> None:
+    summary = Timings(queued_at=1.0).summary(3.0)
+    assert (summary.queue_ms, summary.ttft_ms, summary.total_ms) == (2000, 2000, 2000)
+    assert (summary.itl_p50_ms, summary.itl_p95_ms) == (0, 0)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1), st.floats(0.01, 1.0))
+def test_a_percentile_is_the_smallest_value_not_exceeded_by_its_share(
+    values: list[int], share: float
+) -> None:
+    ascending = sorted(values)
+    found = percentile(ascending, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values)
+
+
+def test_the_percentile_of_nothing_is_nought() -> None:
+    assert percentile([], 0.5) == 0.0
