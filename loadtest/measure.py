@@ -16,7 +16,8 @@ class Figures(Struct, frozen=True):
     `tokens_per_s`: generated tokens of all streams, from the first request to the last token.
     `decode_tokens_per_s`: only while every stream generates.
     `prefill_tokens_per_s`: prompt tokens, from the first request until every stream generates.
-    `step_ms`: the time from the first request to the last token, per forward pass.
+    `step_ms`: the time from the first request to the last token, per forward pass; `cpu_ms`:
+    the CPU time of the process, all its threads, per forward pass.
     """
 
     tokens_per_s: float
@@ -30,6 +31,7 @@ class Figures(Struct, frozen=True):
     itl_max_ms: float
     deltas_per_s: float
     step_ms: float
+    cpu_ms: float
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -73,7 +75,8 @@ def measure(seen: Round) -> Figures:
         itl_p99_ms=percentile(itls, 0.99),
         itl_max_ms=itls[-1] if itls else 0.0,
         deltas_per_s=_rate(sum(stream.n_deltas for stream in streams), elapsed_s),
-        step_ms=elapsed_s * 1e3 / seen.n_steps if seen.n_steps else 0.0,
+        step_ms=_per_step_ms(elapsed_s, seen),
+        cpu_ms=_per_step_ms(seen.cpu_s, seen),
     )
 
 
@@ -132,6 +135,10 @@ def _decode_rate(streams: Sequence[StreamRecord]) -> float:
         n_tokens = sum(n for _, n in inside[1:])
         rate += _rate(n_tokens, inside[-1][0] - inside[0][0])
     return rate
+
+
+def _per_step_ms(elapsed_s: float, seen: Round) -> float:
+    return elapsed_s * 1e3 / seen.n_steps if seen.n_steps else 0.0
 
 
 def _rate(count: int, elapsed_s: float) -> float:

@@ -7,19 +7,18 @@ tokenizer makes at least one token of a word.
 from collections.abc import Sequence
 from random import Random
 
-WORDS = tuple(
-    """
-    anchor apple arrow autumn badger bamboo barrel basket beacon bishop blanket bottle branch
-    bridge bronze bucket butter candle canyon carpet castle cedar cherry cinder circle citrus
-    clover copper coral cotton cradle crystal curtain dagger desert dragon eagle ember engine
-    falcon feather fennel ferry fiddle flame forest fossil garden garlic ginger glacier goblet
-    granite hammer harbor hazel helmet honey horizon island ivory jacket jungle kernel kettle
-    ladder lantern lemon lizard magnet maple marble meadow mirror mountain needle nutmeg oasis
-    ocean olive orchard otter oyster paddle panther pepper pigeon pillow planet pocket pumpkin
-    quartz rabbit ribbon river rocket saddle salmon scarlet shadow silver spider stable
-    summer table temple thunder timber tunnel turtle valley velvet violet walnut willow winter
-    """.split()
-)
+_WORDS = """
+anchor apple arrow autumn badger bamboo barrel basket beacon bishop blanket bottle branch
+bridge bronze bucket butter candle canyon carpet castle cedar cherry cinder circle citrus
+clover copper coral cotton cradle crystal curtain dagger desert dragon eagle ember engine
+falcon feather fennel ferry fiddle flame forest fossil garden garlic ginger glacier goblet
+granite hammer harbor hazel helmet honey horizon island ivory jacket jungle kernel kettle
+ladder lantern lemon lizard magnet maple marble meadow mirror mountain needle nutmeg oasis
+ocean olive orchard otter oyster paddle panther pepper pigeon pillow planet pocket pumpkin
+quartz rabbit ribbon river rocket saddle salmon scarlet shadow silver spider stable
+summer table temple thunder timber tunnel turtle valley velvet violet walnut willow winter
+"""
+WORDS = tuple(_WORDS.split())
 
 
 class PromptTooShort(ValueError):

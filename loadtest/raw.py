@@ -11,7 +11,8 @@ import psutil
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from loadtest.measure import Report, report
-from loadtest.raw_messages import RawOptions, Ready, Rounds
+from loadtest.raw_messages import RawRequest, Ready, Rounds
+from loadtest.recording import Load, Setup
 
 MAX_LINE_BYTES = 64 * 2**20  # all rounds are one line, of some 25 bytes per token
 
@@ -22,13 +23,14 @@ class RawFailed(Exception):
     """The loop has ended without an answer; its stderr, passed on, says why."""
 
 
-async def run_raw(options: RawOptions) -> Report:
+async def run_raw(setup: Setup, load: Load) -> Report:
     """Start the loop, let it run its rounds, and end it.
 
     Raises:
         RawFailed: it could not.
     """
-    command = [sys.executable, "-m", "loadtest.raw_loop", msgspec.json.encode(options).decode()]
+    request = msgspec.json.encode(RawRequest(setup, load)).decode()
+    command = [sys.executable, "-m", "loadtest.raw_loop", request]
     started_at = perf_counter()
     async with await anyio.open_process(command, stdin=PIPE, stdout=PIPE, stderr=None) as process:
         assert process.stdout is not None
@@ -37,7 +39,7 @@ async def run_raw(options: RawOptions) -> Report:
         ready_s = perf_counter() - started_at
         answer = await _next(lines, Rounds)
         resident_bytes: int = psutil.Process(process.pid).memory_info().rss
-    return report(options.load, answer.rounds, resident_bytes=resident_bytes, ready_s=ready_s)
+    return report(load, answer.rounds, resident_bytes=resident_bytes, ready_s=ready_s)
 
 
 async def _next(lines: BufferedByteReceiveStream, kind: type[T]) -> T:

@@ -1,7 +1,7 @@
 """The bare decode loop: llama_decode and argmax, with nothing around them.
 
 What `runnerd` is measured against, so it imports none of its engine. Started by
-`loadtest.raw` as `python -m loadtest.raw_loop OPTIONS`; says on stdout that it is ready, then
+`loadtest.raw` as `python -m loadtest.raw_loop REQUEST`; says on stdout that it is ready, then
 its rounds, a line of JSON each, and ends when stdin does.
 
 Laid out like the daemon: an event loop idle on the main thread, all native calls on another.
@@ -12,18 +12,18 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from loadtest.prompts import cut, prompt_texts
-from loadtest.raw_messages import RawOptions, Ready, Rounds
-from loadtest.recording import Round, StreamRecord
+from loadtest.raw_messages import RawRequest, Ready, Rounds
+from loadtest.recording import Load, Round, Setup, StreamRecord
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-import llama_cpp as lib  # noqa: E402  # reads the environment when it is loaded
+import llama_cpp as lib  # reads the environment when it is loaded
 
 CELL_STEP = 256  # llama.cpp rounds the cells of a stream up to this
 DEFAULT_N_CTX = 4096  # as the daemon, where nothing is asked for
@@ -60,13 +60,15 @@ class Rows:
 class RawLoop:
     """A model and a context for one load."""
 
-    def __init__(self, options: RawOptions) -> None:
-        self._load = options.load
-        self._model = _load_model(options.model)
+    def __init__(self, setup: Setup, load: Load) -> None:
+        self._load = load
+        self._model = _load_model(setup.model)
         self._vocab = lib.llama_model_get_vocab(self._model)
         self._n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
         n_trained: int = lib.llama_model_n_ctx_train(self._model)
-        self._context = lib.llama_init_from_model(self._model, _params(options, n_trained))
+        self._context = lib.llama_init_from_model(
+            self._model, _params(setup, load.n_streams, n_trained)
+        )
         if not self._context:
             sys.exit("llama.cpp makes no context for these options")
         self._memory = lib.llama_get_memory(self._context)
@@ -91,7 +93,7 @@ class RawLoop:
         history = np.zeros((self._load.max_tokens, n_streams), np.int32)
         self._forget()
 
-        started_at = perf_counter()
+        started_at, cpu_started_at = perf_counter(), process_time()
         first_at: list[float] = []
         for batch in prefill:
             logits = self._decode(batch)
@@ -104,6 +106,7 @@ class RawLoop:
             rows.tokens[:] = self._decode(rows).argmax(axis=1)
             rows.pos += 1
             step_at.append(perf_counter())
+        cpu_s = process_time() - cpu_started_at
         history[-1] = rows.tokens
 
         # The loop looks at no token; that a daemon would have stopped at one is told all the same.
@@ -112,7 +115,7 @@ class RawLoop:
             StreamRecord(started_at, [(at, 1) for at in (first, *step_at)], ended_early=ended)
             for first, ended in zip(first_at, has_end, strict=True)
         ]
-        return Round(streams, n_prompt, len(prefill) + len(step_at))
+        return Round(streams, n_prompt, len(prefill) + len(step_at), cpu_s)
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> list[Rows]:
         n_streams, n_prompt = self._load.n_streams, self._load.n_prompt
@@ -163,20 +166,17 @@ def _load_model(path: str) -> int:
     return model
 
 
-def _params(options: RawOptions, n_trained: int) -> ctypes.Structure:
-    n_streams = options.load.n_streams
-    n_ctx = options.n_ctx or min(n_trained, DEFAULT_N_CTX)
-    is_unified = options.kv == "unified"
+def _params(setup: Setup, n_streams: int, n_trained: int) -> ctypes.Structure:
+    n_ctx = setup.n_ctx or min(n_trained, DEFAULT_N_CTX)
+    is_unified = setup.kv == "unified"
     params: ctypes.Structure = lib.llama_context_default_params()
-    params.n_ctx = (
-        _rounded(n_streams * n_ctx) if is_unified else n_streams * _rounded(n_ctx)
-    )
-    params.n_batch = min(options.n_batch, params.n_ctx)
-    params.n_ubatch = min(options.n_ubatch, params.n_batch)
+    params.n_ctx = _rounded(n_streams * n_ctx) if is_unified else n_streams * _rounded(n_ctx)
+    params.n_batch = min(setup.n_batch, params.n_ctx)
+    params.n_ubatch = min(setup.n_ubatch, params.n_batch)
     params.n_seq_max = params.n_outputs_max = n_streams
-    params.n_threads = options.n_threads or len(os.sched_getaffinity(0))
+    params.n_threads = setup.n_threads or len(os.sched_getaffinity(0))
     params.n_threads_batch = params.n_threads
-    params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
+    params.flash_attn_type = FLASH_ATTENTION[setup.flash_attn]
     params.kv_unified = is_unified
     params.swa_full = True
     params.no_perf = True
@@ -197,21 +197,21 @@ def _say(message: Ready | Rounds) -> None:
     sys.stdout.buffer.flush()
 
 
-def _work(options: RawOptions) -> None:
-    loop = RawLoop(options)
+def _work(request: RawRequest) -> None:
+    loop = RawLoop(request.setup, request.load)
     _say(Ready())
     loop.warm_up()
-    _say(Rounds([loop.run(n_round) for n_round in range(options.load.n_rounds)]))
+    _say(Rounds([loop.run(n_round) for n_round in range(request.load.n_rounds)]))
     sys.stdin.read()  # until who asked has seen how much memory this takes
 
 
 def main() -> None:
-    """Run the loop with the options in the first argument."""
-    options = msgspec.json.decode(sys.argv[1], type=RawOptions)
+    """Run the loop as the first argument says."""
+    request = msgspec.json.decode(sys.argv[1], type=RawRequest)
     log = lib.llama_log_callback(_log_error)
     lib.llama_log_set(log, ctypes.c_void_p())
     lib.llama_backend_init()
-    asyncio.run(asyncio.to_thread(_work, options))
+    asyncio.run(asyncio.to_thread(_work, request))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,15 @@
 """What the process that measures and the bare loop's process say to each other."""
 
-from typing import Literal
-
 from msgspec import Struct
 
-from loadtest.recording import Load, Round
+from loadtest.recording import Load, Round, Setup
 
 
-class RawOptions(Struct, frozen=True, kw_only=True):
-    """A load, and how to make the context for it; as the options of `runnerd serve`."""
+class RawRequest(Struct, frozen=True):
+    """What to load, and what to do with it; the loop's only argument."""
 
-    model: str
+    setup: Setup
     load: Load
-    n_ctx: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_threads: int = 0
-    kv: Literal["split", "unified"] = "split"
-    flash_attn: Literal["auto", "on", "off"] = "auto"
 
 
 class Ready(Struct, frozen=True, tag=True):

@@ -3,6 +3,8 @@
 All instants are seconds on one monotonic clock, that of the process that measured.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -14,6 +16,18 @@ class Load(Struct, frozen=True, kw_only=True):
     max_tokens: int
     n_rounds: int = 1
     seed: int = 1
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """A model's file and its context, as the options of `runnerd serve` have it."""
+
+    model: str
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    kv: Literal["split", "unified"] = "split"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
 
 
 class StreamRecord(Struct):
@@ -35,8 +49,9 @@ class StreamRecord(Struct):
 
 
 class Round(Struct, frozen=True):
-    """One round: its streams, and the forward passes they took."""
+    """One round: its streams, the forward passes and the CPU time of the process they took."""
 
     streams: list[StreamRecord]
     n_prompt: int
     n_steps: int
+    cpu_s: float = 0.0

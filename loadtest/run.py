@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 import anyio
+import psutil
 
 from loadtest.measure import Report, report
 from loadtest.prompts import cut, prompt_texts
@@ -39,13 +40,25 @@ async def _run_round(clients: Sequence[Client], load: Load, n_round: int) -> Rou
         for text in prompt_texts(load.seed, n_round, load.n_streams, load.n_prompt)
     ]
     before = await clients[0].status()
+    cpu_before_s = _cpu_s(before.pid)
     records = [StreamRecord(0.0) for _ in prompts]
     async with anyio.create_task_group() as streams:
         for number, (prompt, record) in enumerate(zip(prompts, records, strict=True)):
             client = clients[number % len(clients)]
             streams.start_soon(_generate, client, prompt, load.max_tokens, record)
     after = await clients[0].status()
-    return Round(records, load.n_prompt, after.n_steps - before.n_steps)
+    cpu_s = _cpu_s(after.pid) - cpu_before_s
+    return Round(records, load.n_prompt, after.n_steps - before.n_steps, cpu_s)
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time that a daemon has used; 0 where its process cannot be seen."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    used_s: float = times.user + times.system
+    return used_s
 
 
 async def _generate(

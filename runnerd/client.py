@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import SocketStream
 from msgspec import Struct
 
+from runnerd.receiving import receive
 from runnerd_protocol.connection import ClientConnection
 from runnerd_protocol.errors import IncompleteStream, RemoteProtocolError
 from runnerd_protocol.messages import (
@@ -262,11 +263,9 @@ class Client:
     async def _receive(self) -> None:
         """Hand out what the daemon says, until it says no more."""
         try:
-            while True:
-                data = await self._stream.receive(READ_BYTES)
+            while data := await receive(self._stream, READ_BYTES):
                 for message in self._connection.receive(data):
                     self._route(message)
-        except anyio.EndOfStream:
             self._lose(self._why_ended())
         except anyio.BrokenResourceError:
             self._lose("the daemon has closed the connection")

@@ -6,12 +6,15 @@ from time import monotonic
 
 import anyio
 from rich.console import Console
+from rich.containers import Lines
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from runnerd.client import Client
+from runnerd.commands.harmless import harmless
+from runnerd.commands.output import Output
 from runnerd.commands.private import chat_prompt, private_daemon
 from runnerd.commands.progress import LoadBar
 from runnerd_protocol.messages import Finished, Prompt
@@ -25,6 +28,8 @@ QUESTIONS = (
 STYLES = ("cyan", "magenta", "green", "yellow")
 WIDE = 110  # from so many columns on, four answers fit beside each other
 PLAIN_WIDTH = 72  # a line of plain output ends at the first space from here on
+BORDER_COLUMNS = 4  # borders and padding of a panel
+BORDER_LINES = 2
 SEED = 1  # the same answers each time
 
 
@@ -41,7 +46,7 @@ class Answer:
 
 async def run(model: str, engine: str, max_tokens: int, is_live: bool, verbose: bool) -> None:
     """Start a daemon, ask it everything at once, show the answers and the figures."""
-    console = Console(highlight=False)
+    console = Output()
     answers = [Answer(number, question) for number, question in enumerate(QUESTIONS, 1)]
     with LoadBar() as bar:
         async with private_daemon(model, engine, slots=len(answers), verbose=verbose) as child:
@@ -92,7 +97,7 @@ async def _ask_all(
         prompt: Prompt = await chat_prompt(client, question) if template_is_there else question
         async with client.generate(prompt, max_tokens=max_tokens, seed=SEED) as stream:
             async for delta in stream:
-                answer.text += delta.text
+                answer.text += harmless(delta.text)
                 on_news(answer)
         answer.finished = stream.finished
         on_news(answer)
@@ -130,39 +135,45 @@ def _side_by_side(answers: list[Answer], console: Console, height: int | None) -
     """Return the answers as panels; in a limited height each shows the end of its text."""
     n_columns = len(answers) if console.width >= WIDE else 2
     n_rows = -(-len(answers) // n_columns)
-    panel_width = console.width // n_columns
-    panel_height = None if height is None else max(4, height // n_rows)
-    grid = Table.grid(expand=True)
-    for _ in range(n_columns):
-        grid.add_column(width=panel_width)
+    width = console.width // n_columns
+    grid = Table.grid()
     for start in range(0, len(answers), n_columns):
+        row = answers[start : start + n_columns]
+        texts = [_wrapped(answer, console, width - BORDER_COLUMNS) for answer in row]
+        if height is None:
+            n_lines = max(len(question) + len(text) for question, text in texts)
+        else:
+            n_lines = max(2, height // n_rows - BORDER_LINES)
         grid.add_row(
             *(
-                _panel(answer, console, panel_width, panel_height)
-                for answer in answers[start : start + n_columns]
+                _panel(answer, question, text, width, n_lines)
+                for answer, (question, text) in zip(row, texts, strict=True)
             )
         )
     return grid
 
 
-def _panel(answer: Answer, console: Console, width: int, height: int | None) -> Panel:
-    style = STYLES[(answer.number - 1) % len(STYLES)]
-    question = Text(answer.question, style=f"bold {style}")
-    text = Text(answer.text.strip())
-    if height is not None:
-        inner_width = width - 4  # without borders and padding
-        n_lines = height - 3 - len(question.wrap(console, inner_width))
-        lines = text.wrap(console, inner_width)
-        text = Text("\n").join(lines[max(0, len(lines) - max(1, n_lines)) :])
+def _wrapped(answer: Answer, console: Console, width: int) -> tuple[Lines, Lines]:
+    question = Text(answer.question, style=f"bold {_style(answer)}")
+    text = Text(answer.text.strip(), overflow="fold")
+    return question.wrap(console, width), text.wrap(console, width)
+
+
+def _panel(answer: Answer, question: Lines, text: Lines, width: int, n_lines: int) -> Panel:
+    n_free = max(0, n_lines - len(question))
+    shown = [*question, *text[max(0, len(text) - n_free) :]]
     return Panel(
-        Text("\n\n").join([question, text])
-        if height is None
-        else Text("\n").join([question, text]),
-        height=height,
-        border_style="dim" if answer.finished else style,
-        title=f"{answer.number}",
+        Text("\n").join(shown),
+        width=width,
+        height=n_lines + BORDER_LINES,
+        border_style="dim" if answer.finished else _style(answer),
+        title=str(answer.number),
         subtitle=_pace(answer),
     )
+
+
+def _style(answer: Answer) -> str:
+    return STYLES[(answer.number - 1) % len(STYLES)]
 
 
 def _pace(answer: Answer) -> str:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
-from anyio.abc import Process, SocketStream
+from anyio.abc import Process, UNIXSocketStream
 
 from runnerd.client import Client, ClientError, ConnectionLost, attach
 from runnerd.last_words import LastWords
@@ -161,7 +161,7 @@ async def _connected(
     """Attach to a child, and see to its end; a connection lost to its death names the cause."""
     is_greeted = False
     try:
-        async with attach(await SocketStream.from_socket(sock)) as client:
+        async with attach(await UNIXSocketStream.from_socket(sock)) as client:
             is_greeted = True
             yield client
     except ConnectionLost as err:

@@ -8,7 +8,7 @@ import socket
 
 import anyio
 import structlog
-from anyio.abc import SocketListener, SocketStream, TaskGroup
+from anyio.abc import SocketListener, SocketStream, TaskGroup, UNIXSocketStream
 
 from runnerd.config import Config
 from runnerd.runner import Runner
@@ -55,7 +55,7 @@ class Server:
 
     async def serve_parent(self, sock: socket.socket) -> None:
         """Serve the one connection that a parent has handed down, until it ends."""
-        await self._serve(await SocketStream.from_socket(sock))
+        await self._serve(await UNIXSocketStream.from_socket(sock))
 
     def stop_accepting(self) -> None:
         """Leave further connections to whoever listens next."""

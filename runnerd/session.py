@@ -14,6 +14,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from runnerd.config import SessionLimits
 from runnerd.outbox import Outbox
+from runnerd.receiving import receive
 from runnerd.replies import SERVER_NAME
 from runnerd.requests import Requests
 from runnerd.runner import Runner
@@ -84,11 +85,11 @@ class Session:
         while self._connection.state != "closed":
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
-                    data = await self._stream.receive(READ_BYTES)
+                    data = await receive(self._stream, READ_BYTES)
             except TimeoutError:
                 self._break_off(self._timeout())
                 return
-            except anyio.EndOfStream:
+            if not data:
                 self._end_of_input()
                 return
             for event in self._connection.receive(data):

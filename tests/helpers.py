@@ -150,6 +150,15 @@ def run_all(batcher: Batcher, *, token: int = 65, n_most: int = 1000) -> list[Em
     raise AssertionError(f"not done after {n_most} steps")
 
 
+def rows_of(step: Step) -> dict[int, int]:
+    """Return how many rows of a step each sequence has."""
+    counts: dict[int, int] = {}
+    for batch in step.batches:
+        for span in batch.spans:
+            counts[span.seq_id] = counts.get(span.seq_id, 0) + len(span.inputs)
+    return counts
+
+
 def text_of(emissions: Iterable[Emission], seq_id: int) -> str:
     """Return the text that a sequence was given."""
     return "".join(e.text for e in emissions if e.sequence.seq_id == seq_id)

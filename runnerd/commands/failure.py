@@ -16,6 +16,7 @@ USAGE = 64
 BAD_INPUT = 65
 UNAVAILABLE = 69
 INTERNAL = 70
+IO_ERROR = 74
 STDOUT_CLOSED = 141  # what a shell shows for a process that SIGPIPE has ended
 
 
@@ -29,7 +30,7 @@ class CommandFailed(Exception):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn what client and launcher raise, and a closed stdout, into `CommandFailed`."""
+    """Turn what client and launcher raise, or writing to stdout, into `CommandFailed`."""
     try:
         yield
     except RequestFailed as err:
@@ -44,6 +45,8 @@ def translated() -> Iterator[None]:
         # or the interpreter would complain about it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandFailed("", STDOUT_CLOSED) from err
+    except OSError as err:
+        raise CommandFailed(f"cannot write: {err.strerror}", IO_ERROR) from err
 
 
 @asynccontextmanager

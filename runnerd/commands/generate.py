@@ -18,6 +18,7 @@ from runnerd.commands.failure import (
     connected,
     translated,
 )
+from runnerd.commands.harmless import harmless
 from runnerd.commands.private import chat_prompt, private_daemon
 from runnerd.commands.progress import LoadBar
 from runnerd_protocol.messages import Finished, Prompt
@@ -39,13 +40,23 @@ def generate(
         bool, typer.Option("--chat", help="Put the prompt as a user's message to the model.")
     ] = False,
     system: Annotated[str, typer.Option(help="A system message before it.")] = "",
-    max_tokens: Annotated[int | None, typer.Option(min=0)] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
-    top_k: Annotated[int | None, typer.Option(min=0)] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
-    min_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
-    repeat_penalty: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Generate at most so many.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0: always the likeliest token.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Out of the likeliest k; 0: of all.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Out of the likeliest, up to this sum.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="None below this share of the likeliest.")
+    ] = None,
+    repeat_penalty: Annotated[
+        float | None, typer.Option(min=0.01, help="Above 1: fewer repetitions.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.")
     ] = None,
@@ -129,11 +140,12 @@ async def _stream(
     client: Client, prompt: Prompt, options: dict[str, object], *, quiet: bool
 ) -> tuple[str, Finished]:
     pieces = []
+    is_terminal = sys.stdout.isatty()
     async with client.generate(prompt, **options) as stream:
         async for delta in stream:
             pieces.append(delta.text)
             if not quiet:
-                sys.stdout.write(delta.text)
+                sys.stdout.write(harmless(delta.text) if is_terminal else delta.text)
                 sys.stdout.flush()
         assert stream.finished is not None
     text = "".join(pieces)

@@ -1,7 +1,5 @@
 """`runnerd serve`: the daemon itself, in the foreground."""
 
-import os
-import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +7,6 @@ import typer
 
 from runnerd.config import Config, check_config
 from runnerd.engine.base import EngineConfig
-from runnerd.errors import ConfigError
 from runnerd.models import resolve_model
 
 
@@ -81,7 +78,7 @@ def serve(
             n_ctx=ctx,
             n_cells=ctx_total,
             n_batch=batch,
-            n_ubatch=min(ubatch, batch),
+            n_ubatch=min(ubatch, batch),  # so that a small --batch is enough to say
             n_threads=threads,
             kv=kv,
             flash_attn=flash_attn,
@@ -95,8 +92,6 @@ def serve(
         step_timeout_s=step_timeout,
     )
     check_config(config)
-    if fd is not None:
-        _check_socket(fd)
     raise typer.Exit(_run(config, log_level, log_format, async_backend))
 
 
@@ -118,12 +113,3 @@ def _run(
             return supervisor.start(config, async_backend, relay.last_lines, bar.show)
         finally:
             relay.stop()
-
-
-def _check_socket(fd: int) -> None:
-    try:
-        mode = os.fstat(fd).st_mode
-    except OSError as err:
-        raise ConfigError(f"fd {fd} cannot be used: {err.strerror}") from err
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"fd {fd} is not a socket")

@@ -57,9 +57,9 @@ def _show(status: Status, *, json: bool) -> None:
         sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
         sys.stdout.flush()
     else:
-        from rich.console import Console
+        from runnerd.commands.output import Output
 
-        Console().print(_table(status))
+        Output().print(_table(status))
 
 
 def _table(status: Status) -> "Table":

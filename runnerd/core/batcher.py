@@ -5,39 +5,18 @@ KV cache. A second `plan` before one of them is an error. Same calls in, same st
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
-from runnerd.core.batch import Batch, Limits, Sampled, SampleFault, Span, Step, StepResult
+from runnerd.core.batch import Batch, Limits, Step, StepResult
 from runnerd.core.budget import PrefillBudget
-from runnerd.core.deal import Draft, deal, pack
+from runnerd.core.deal import Draft, deal, decode_span, n_least, pack
+from runnerd.core.emission import Emission, Vocabulary, take_up
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.errors import EngineFailed, Overloaded, RequestError
 
+__all__ = ["BACK_OFFS", "Batcher", "Emission", "Vocabulary"]
+
 BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself must fail
-
-
-class Vocabulary(Protocol):
-    """What the core needs to know of tokens."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to the text."""
-        ...
-
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What a sequence has to say: new text, a token, and at the end a reason or an error."""
-
-    sequence: Sequence
-    text: str
-    token: int | None = None
-    ending: FinishReason | RequestError | None = None
 
 
 class Batcher:
@@ -59,6 +38,7 @@ class Batcher:
         self._n_steps = 0
         self._n_backed_off = 0
         self._prefill_cap = limits.n_batch
+        self._n_decoding = 0
         self._group_went_alone = False
 
     # --- from the runtime ------------------------------------------------------------------
@@ -139,12 +119,17 @@ class Batcher:
         for every generating row and for the least that the head can take.
         """
         while True:
-            active = self.residency.active()
-            decoding = sorted((s for s in active if s.is_decoding), key=lambda s: s.slot_id)
-            ring = [s for s in active if s.n_pending > 0 and not s.is_decoding]
+            decoding: list[Sequence] = []
+            ring: list[Sequence] = []
+            for sequence in self.residency.active():
+                if sequence.is_decoding:
+                    decoding.append(sequence)
+                elif sequence.n_pending > 0:
+                    ring.append(sequence)
+            decoding.sort(key=lambda s: s.slot_id)
             ring.sort(key=lambda s: s.last_step)
-            n_least = len(decoding) + (_n_least(ring[0]) if ring else 0)
-            if self.residency.make_room(n_least):
+            n_rows = len(decoding) + (n_least(ring[0]) if ring else 0)
+            if self.residency.make_room(n_rows):
                 return decoding, ring
             found = self.residency.suspend_youngest()
             assert found, "no room for one sequence alone"
@@ -152,6 +137,7 @@ class Batcher:
     def _fill(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
         """Put every generating row into the step, and prompt rows into what is left."""
         drafts: list[Draft] = []
+        self._n_decoding = len(decoding)
         self._group_went_alone = False
         if ring:
             n_room = self.limits.n_batch - len(decoding)
@@ -159,17 +145,18 @@ class Batcher:
             self.residency.make_room(len(decoding) + min(n_rows, sum(s.n_pending for s in ring)))
             n_room = min(n_room, self.residency.ledger.n_free - len(decoding))
             drafts = deal(ring, min(n_rows, n_room), n_room)
-        return pack([_decode_span(s) for s in decoding], drafts, self.limits.n_ubatch)
+        return pack([decode_span(s) for s in decoding], drafts, self.limits.n_ubatch)
 
     def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
         """Give a group that generating rows leave no room for its own step, never two in a row."""
         if self._group_went_alone or not ring:
             return ()
-        n_least = _n_least(ring[0])
-        if n_least <= self.limits.n_batch - len(decoding):
+        n_rows = n_least(ring[0])
+        if n_rows <= self.limits.n_batch - len(decoding):
             return ()
         draft = Draft(ring[0])
-        draft.take(1, n_least)
+        draft.take(1, n_rows)
+        self._n_decoding = 0
         self._group_went_alone = True
         return pack([], [draft], self.limits.n_ubatch)
 
@@ -179,8 +166,7 @@ class Batcher:
         self, step: Step, result: StepResult, now: float, elapsed_s: float
     ) -> list[Emission]:
         """Record that a step ran; return what its sequences have to say."""
-        n_decoding, n_prefill = self._count(step)
-        self._budget.observe(n_decoding, n_prefill, elapsed_s)
+        self._budget.observe(self._n_decoding, step.n_rows - self._n_decoding, elapsed_s)
         self._prefill_cap = self.limits.n_batch
         self._n_backed_off = 0
         return self._record(step, result, now)
@@ -192,7 +178,7 @@ class Batcher:
         sequence, suspended until another has ended; at last the one that is left, if it
         still finds no room when tried again.
         """
-        _, n_prefill = self._count(step)
+        n_prefill = step.n_rows - self._n_decoding
         had_idle = self.residency.forget_idle()
         emissions = self._record(step, result, now)
         if had_idle:
@@ -204,12 +190,6 @@ class Batcher:
             if self._n_backed_off > BACK_OFFS:
                 emissions += self._fail_for_room(step.batches[result.n_batches])
         return emissions
-
-    def _count(self, step: Step) -> tuple[int, int]:
-        """Return a step's generating rows and prompt rows."""
-        spans = [span for batch in step.batches for span in batch.spans]
-        n_decoding = sum(self._sequences[span.seq_id].is_decoding for span in spans)
-        return n_decoding, step.n_rows - n_decoding
 
     def _fail_for_room(self, batch: Batch) -> list[Emission]:
         ledger = self.residency.ledger
@@ -227,45 +207,23 @@ class Batcher:
         self.in_flight = None
         emissions: list[Emission] = []
         sampled = iter(result.sampled)
+        vocabulary, n_ctx = self._vocabulary, self.limits.n_ctx
         for batch in step.batches[: result.n_batches]:
             for span in batch.spans:
                 sequence = self._sequences[span.seq_id]
                 self.residency.store(sequence, len(span.inputs))
                 sequence.last_step = step.number
                 if span.wants_logits:
-                    emissions.append(self._sampled(sequence, next(sampled), now))
+                    token = next(sampled)
+                    emissions.append(take_up(sequence, token, vocabulary, n_ctx, now))
                 elif sequence.n_pending == 0 and sequence.ending is None:
                     sequence.ending = "length"  # max_tokens is 0: the prompt was all
         for sequence in list(self.residency.running):
             if sequence.ending is not None:
                 emissions.append(self._finish(sequence, sequence.ending))
-            elif sequence.n_past == self.limits.n_ctx and sequence.n_pending > 0:
+            elif sequence.n_past == n_ctx and sequence.n_pending > 0:
                 self.residency.shift(sequence)
         return emissions
-
-    def _sampled(self, sequence: Sequence, token: Sampled, now: float) -> Emission:
-        """Take up a sampled token. Its ending, if any, is left for `_record` to carry out."""
-        if isinstance(token, SampleFault):
-            sequence.ending = sequence.ending or EngineFailed(token.message)
-            return Emission(sequence, "")
-        sequence.timings.token(now)
-        if self._vocabulary.is_end(token):
-            sequence.ending = sequence.ending or "stop"
-            return Emission(sequence, "")
-        sequence.inputs.append(token)
-        sequence.n_generated += 1
-        text = sequence.detokenizer.feed(self._vocabulary.token_bytes(token))
-        sequence.ending = sequence.ending or self._ending(sequence)
-        return Emission(sequence, text, token)
-
-    def _ending(self, sequence: Sequence) -> FinishReason | None:
-        if sequence.detokenizer.stopped_by is not None:
-            return "stop_sequence"
-        if sequence.n_generated == sequence.options.max_tokens:
-            return "length"
-        if len(sequence.inputs) > self.limits.n_ctx and not sequence.options.shift:
-            return "context"
-        return None
 
     def _finish(self, sequence: Sequence, ending: FinishReason | RequestError) -> Emission:
         """Let go of all that a sequence holds."""
@@ -284,21 +242,3 @@ class Batcher:
         assert len(self._sequences) == n_running + len(self.waiting)
         if self.in_flight is not None:
             assert self.in_flight.n_rows <= self.limits.n_batch, "step over n_batch"
-
-
-def _n_least(sequence: Sequence) -> int:
-    """Return how many rows a sequence must get to move on: one, or the group it is at."""
-    group = sequence.layout.group_at(sequence.n_past)
-    return group.n_inputs if group is not None and group.one_pass else 1
-
-
-def _decode_span(sequence: Sequence) -> Span:
-    """Return the one row of a generating sequence."""
-    n_past = sequence.n_past
-    return Span(
-        seq_id=sequence.seq_id,
-        slot_id=sequence.slot_id,
-        pos=sequence.layout.position(n_past),
-        inputs=(sequence.inputs[n_past],),
-        wants_logits=True,
-    )

@@ -106,6 +106,24 @@ class Draft:
             )
 
 
+def n_least(sequence: Sequence) -> int:
+    """Return how many rows a sequence must get to move on: one, or the group it is at."""
+    group = sequence.layout.group_at(sequence.n_past)
+    return group.n_inputs if group is not None and group.one_pass else 1
+
+
+def decode_span(sequence: Sequence) -> Span:
+    """Return the one row of a generating sequence."""
+    n_past = sequence.n_past
+    return Span(
+        seq_id=sequence.seq_id,
+        slot_id=sequence.slot_id,
+        pos=sequence.layout.position(n_past),
+        inputs=(sequence.inputs[n_past],),
+        wants_logits=True,
+    )
+
+
 def deal(ring: list[Sequence], n_rows: int, n_room: int) -> list[Draft]:
     """Deal up to `n_rows` prompt rows over the ring, beginning at its head.
 

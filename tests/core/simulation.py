@@ -1,11 +1,5 @@
-"""A batcher, the cache that an engine would have, and every property that must hold.
+"""A batcher, the cache that an engine would have, and every property that must hold."""
 
-Fairness, exactly: between two steps that serve a prefilling sequence, no other one is served
-twice, unless with rows that were left over because a one-pass group of the first did not fit
-into them. A step that found no room in the cache (`back_off`) starts the count anew.
-"""
-
-from collections import Counter
 from collections.abc import Callable
 
 from runnerd.core.batch import BatchKind, Limits, Sampled, SampleFault, Span, Step, StepResult
@@ -13,6 +7,7 @@ from runnerd.core.batcher import Batcher, Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, Sequence, admit
 from runnerd.errors import Overloaded, RequestError
+from tests.core.fairness import Fairness
 from tests.core.naive import NaiveCache, Row, cells_of, media_rows, text_before_stop
 from tests.helpers import END, ByteVocabulary
 
@@ -33,13 +28,13 @@ class Simulation:
         self.said: dict[int, list[Emission]] = {}
         self.sampled: dict[int, list[Sampled]] = {}
         self._rows: dict[int, Row] = {}
+        self._asked: dict[int, FinishReason | RequestError] = {}
         self._calls: list[Call] = []
         self._results: list[object] = []
         self._n_made = 0
         self._alone_before = False
         self._ring: list[Sequence] = []
-        self._served_since: dict[int, Counter[int]] = {}
-        self._n_waited: Counter[int] = Counter()
+        self._fairness = Fairness(limits.n_slots)
 
     def _do(self, call: Call) -> object:
         result = call(self.batcher)
@@ -76,13 +71,15 @@ class Simulation:
             self.sampled[seq_id] = []
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
-        """End a sequence from outside."""
+        """End a sequence from outside; the first such call decides why it ended."""
+        if seq_id in self.live:
+            self._asked.setdefault(seq_id, ending)
         self._hear(lambda batcher: batcher.end(seq_id, ending))
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Pause or resume a sequence."""
         self._do(lambda batcher: batcher.pause(seq_id, paused=paused))
-        self._restart_count(seq_id)
+        self._fairness.restart([seq_id])
 
     def plan(self) -> bool:
         """Plan a step and check it; return whether there was one."""
@@ -113,14 +110,13 @@ class Simulation:
     def commit(self, token: Callable[[int], Sampled], elapsed_s: float) -> None:
         """Run the step in flight and commit it."""
         step, result = self._run(token, n_batches=None)
-        self._count_services(step)
+        self._fairness.step(self._ring, {s.seq_id for b in step.batches for s in b.spans})
         self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, elapsed_s))
 
     def back_off(self, token: Callable[[int], Sampled], n_batches: int) -> None:
         """Run the first batches of the step in flight; the next finds no room."""
         _, result = self._run(token, n_batches)
-        for sequence in self._ring:
-            self._restart_count(sequence.seq_id)
+        self._fairness.restart([sequence.seq_id for sequence in self._ring])
         self._hear(lambda batcher: batcher.back_off(_same(batcher), result, 0.0))
 
     def _run(
@@ -183,28 +179,6 @@ class Simulation:
             is_last = stop == len(sequence.inputs)
             assert span.wants_logits == (is_last and sequence.options.max_tokens != 0)
 
-    def _count_services(self, step: Step) -> None:
-        ring = {sequence.seq_id: sequence for sequence in self._ring}
-        for seq_id in [seq_id for seq_id in self._served_since if seq_id not in ring]:
-            self._restart_count(seq_id)
-        served = {span.seq_id for batch in step.batches for span in batch.spans} & set(ring)
-        for seq_id, sequence in ring.items():
-            if seq_id in served:
-                self._restart_count(seq_id)
-                continue
-            counts = self._served_since.setdefault(seq_id, Counter())
-            counts.update(served)
-            self._n_waited[seq_id] += 1
-            # A group may need a step alone, and a step in between that is not.
-            assert self._n_waited[seq_id] <= 2 * self.limits.n_slots
-            group = sequence.layout.group_at(sequence.n_past)
-            if group is None or not group.one_pass:
-                assert all(n < 2 for n in counts.values()), "served twice in a round"
-
-    def _restart_count(self, seq_id: int) -> None:
-        self._served_since.pop(seq_id, None)
-        self._n_waited.pop(seq_id, None)
-
     def _hear(self, call: Callable[[Batcher], list[Emission]]) -> None:
         heard: list[Emission] = []
 
@@ -225,6 +199,7 @@ class Simulation:
     def _check_ended(self, sequence: Sequence, ending: FinishReason | RequestError) -> None:
         said = self.said.pop(sequence.seq_id)
         sampled = self.sampled.pop(sequence.seq_id)
+        assert self._asked.pop(sequence.seq_id, ending) is ending
         tokens = [token for token in sampled if isinstance(token, int) and token != END]
         assert [emission.token for emission in said if emission.token is not None] == tokens
         options = sequence.options

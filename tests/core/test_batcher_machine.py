@@ -124,7 +124,7 @@ class BatcherMachine(RuleBasedStateMachine):
 
 TestBatcherMachine = BatcherMachine.TestCase
 TestBatcherMachine.settings = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,5 +1,7 @@
 """Bytes in, text out: against decoding everything at once."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ odd_bytes = st.lists(st.one_of(alphabet, st.binary(max_size=3)), max_size=12).ma
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     """Return the data in pieces that end at these places."""
     ends = sorted({min(place, len(data)) for place in places} | {0, len(data)})
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(ends)]
 
 
 def feed_all(detokenizer: Detokenizer, pieces: list[bytes]) -> list[str]:
@@ -66,7 +68,9 @@ def test_only_what_may_become_a_stop_is_held_back(data: bytes, stops: list[str])
         assert held <= max((len(stop) - 1 for stop in stops), default=0)
 
 
-@pytest.mark.parametrize("text", ["日本語テスト", "👩‍👩‍👧‍👦", "e\N{COMBINING ACUTE ACCENT}", "🇩🇪 und é"])
+@pytest.mark.parametrize(
+    "text", ["日本語テスト", "👩‍👩‍👧‍👦", "e\N{COMBINING ACUTE ACCENT}", "🇩🇪 und é"]
+)
 def test_a_character_comes_when_its_last_byte_does(text: str) -> None:
     chunks, _ = one_by_one(text)
     assert "".join(chunks) == text

@@ -172,9 +172,7 @@ def test_a_prompt_whose_last_image_does_not_fit_is_refused_with_numbers() -> Non
 
 
 @given(prompts, st.integers(0, 60), st.integers(1, 60))
-def test_a_cut_is_as_short_as_group_borders_allow(
-    prompt: Prompt, n_keep: int, n_room: int
-) -> None:
+def test_a_cut_is_as_short_as_group_borders_allow(prompt: Prompt, n_keep: int, n_room: int) -> None:
     n_prompt = len(prompt.inputs)
     n_keep = keep_stop(prompt.layout, n_prompt, n_keep, n_room)
     fitting = [i for i in borders(prompt) if n_keep <= i and n_keep + n_prompt - i <= n_room]

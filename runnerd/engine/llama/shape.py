@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
@@ -37,7 +37,12 @@ def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
     n_slots = config.n_slots
     if not 1 <= n_slots <= MAX_SLOTS:
         raise ConfigError(f"{n_slots} slots: llama.cpp has 1 to {MAX_SLOTS}")
-    n_ctx = _n_ctx(config.n_ctx, header.number("context_length"))
+    n_ctx = config.n_ctx or min(config.n_cells or DEFAULT_N_CTX, DEFAULT_N_CTX)
+    trained = header.number("context_length")
+    if trained is not None and n_ctx > trained:
+        if config.n_ctx:
+            raise ConfigError(f"a context of {n_ctx}: the model was trained for {trained}")
+        n_ctx = trained
     n_cells = min(config.n_cells or n_slots * n_ctx, n_slots * n_ctx)
     over_committed = n_cells < n_slots * n_ctx
     if over_committed and config.kv == "split":
@@ -72,14 +77,6 @@ def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:
     """Return the size of the whole KV cache, where the metadata tells."""
     per_input = header.kv_bytes_per_input()
     return None if per_input is None else per_input * shape.n_ctx_total
-
-
-def _n_ctx(asked: int, trained: int | None) -> int:
-    if trained is None:
-        return asked or DEFAULT_N_CTX
-    if asked > trained:
-        raise ConfigError(f"a context of {asked}: the model was trained for {trained}")
-    return asked or min(trained, DEFAULT_N_CTX)
 
 
 def _rounded(n_cells: int) -> int:

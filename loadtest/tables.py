@@ -1,0 +1,96 @@
+"""Reports and bars for people, as Markdown."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from loadtest.bars import Comparison, Outcome
+from loadtest.measure import Figures, Report
+
+LABELS = {
+    "tokens_per_s": "tokens/s",
+    "decode_tokens_per_s": "tokens/s while all generate",
+    "prefill_tokens_per_s": "prompt tokens/s",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p95_ms": "TTFT p95, ms",
+    "itl_p50_ms": "ITL p50, ms",
+    "itl_p95_ms": "ITL p95, ms",
+    "itl_p99_ms": "ITL p99, ms",
+    "itl_max_ms": "ITL max, ms",
+    "deltas_per_s": "deltas/s",
+    "step_ms": "time per step, ms",
+    "cpu_ms": "CPU time per step, ms",
+}
+
+
+def report_text(report: Report) -> str:
+    """Return a report: what was asked, what came, and its figures."""
+    load = report.load
+    n_asked = load.n_streams * load.max_tokens * load.n_rounds
+    facts = [
+        f"{load.n_streams} streams of {load.n_prompt} prompt tokens and {load.max_tokens} new"
+        f" ones, {load.n_rounds} rounds, seed {load.seed}",
+        f"{report.n_generated} of {n_asked} tokens generated,"
+        f" {report.n_ended_early} streams met an end token,"
+        f" {report.n_cached} prompt tokens were cached",
+        f"{report.resident_bytes / 1e6:.1f} MB resident"
+        + (f", ready after {report.ready_s:.2f} s" if report.ready_s else ""),
+    ]
+    spread = (report.median, report.least, report.greatest)
+    rows = [
+        [LABELS[name], *(f"{getattr(figures, name):.2f}" for figures in spread)]
+        for name in Figures.__struct_fields__
+    ]
+    return "\n".join([*facts, "", *_table(["", "median", "least", "greatest"], rows)])
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """Return the comparison of daemon and bare loop, and the bars."""
+    heads = [
+        "streams",
+        "tokens/s",
+        "bare loop",
+        "ratio",
+        "decode tokens/s",
+        "bare loop",
+        "ratio",
+        "ready later by, s",
+        "more resident, MB",
+        "met an end token",
+    ]
+    compared = [_compared(each) for each in outcome.comparisons]
+    bars = [
+        [bar.name, f"{bar.value:.3f}", f"{bar.sign} {bar.limit:g}", "yes" if bar.is_met else "NO"]
+        for bar in outcome.bars
+    ]
+    return "\n".join(
+        [*_table(heads, compared), "", *_table(["bar", "measured", "limit", "met"], bars)]
+    )
+
+
+def _compared(each: Comparison) -> list[str]:
+    ours = [pair.daemon for pair in each.pairs]
+    raw = [pair.raw for pair in each.pairs]
+    return [
+        str(each.n_streams),
+        f"{median(r.median.tokens_per_s for r in ours):.1f}",
+        f"{median(r.median.tokens_per_s for r in raw):.1f}",
+        f"{each.tokens_ratio:.3f}",
+        f"{median(r.median.decode_tokens_per_s for r in ours):.1f}",
+        f"{median(r.median.decode_tokens_per_s for r in raw):.1f}",
+        f"{each.decode_ratio:.3f}",
+        f"{each.ready_diff_s:+.2f}",
+        f"{each.resident_diff_mb:+.1f}",
+        f"{sum(r.n_ended_early for r in ours)}, {sum(r.n_ended_early for r in raw)}",
+    ]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out a table; the first column to the left, figures to the right."""
+    lines = [heads, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+    laid_out = [
+        " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in lines
+    ]
+    return [f"| {laid_out[0]} |", f"|{rule}|", *(f"| {line} |" for line in laid_out[1:])]

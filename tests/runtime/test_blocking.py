@@ -1,0 +1,75 @@
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runnerd.blocking import BlockingClient
+from runnerd.client import RequestFailed
+from tests.processes import serving
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("blocking") / "socket"
+    with serving(path, "layers=0,step_ms=2"):
+        yield path
+
+
+@pytest.fixture
+def client(socket_path: Path) -> Iterator[BlockingClient]:
+    with BlockingClient(socket_path) as client:
+        yield client
+
+
+def test_a_stream_gives_deltas_and_then_how_it_went(client: BlockingClient) -> None:
+    with client.generate("hello", max_tokens=6, temperature=0.0) as stream:
+        assert stream.finished is None
+        text = "".join(delta.text for delta in stream)
+    assert stream.finished is not None
+    assert stream.finished.n_generated == 6
+    assert text == client.complete("hello", max_tokens=6, temperature=0.0).text
+
+
+def test_tokens_become_text_again(client: BlockingClient) -> None:
+    tokens = client.tokenize("hello", add_bos=False)
+    assert client.detokenize(tokens) == "hello"
+
+
+def test_the_model_and_the_status_are_told(client: BlockingClient) -> None:
+    assert client.model().name == "reference"
+    assert client.status().state == "ready"
+
+
+def test_leaving_a_stream_early_frees_its_slot(client: BlockingClient) -> None:
+    with client.generate("hello", shift=True) as stream:
+        next(stream)
+        assert client.status().n_slots_free == 3
+    client.complete("another", max_tokens=1)  # the cancel is served before it
+    assert client.status().n_slots_free == 4
+
+
+def test_leaving_the_client_ends_streams_that_are_open(socket_path: Path) -> None:
+    with BlockingClient(socket_path) as client:
+        stream = client.generate("hello", shift=True)
+        next(stream)
+    with BlockingClient(socket_path) as client:
+        client.complete("another", max_tokens=1)
+        assert client.status().n_connections == 1
+
+
+def test_streams_run_side_by_side_in_threads(client: BlockingClient) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda i: client.complete(f"p{i}", max_tokens=9), range(3)))
+    assert [result.finished.n_generated for result in results] == [9, 9, 9]
+
+
+def test_a_refused_request_raises_what_the_daemon_said(client: BlockingClient) -> None:
+    with pytest.raises(RequestFailed, match="prompt_too_long"):
+        client.complete("x" * 2000)
+    assert client.complete("x", max_tokens=1).finished.n_generated == 1
+
+
+def test_where_nobody_listens_entering_fails(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), BlockingClient(tmp_path / "nobody"):
+        pytest.fail("there is nobody")
