@@ -58,8 +58,7 @@ async def run(model: str, engine: str, max_tokens: int, is_live: bool, verbose: 
                 await _ask_live(child.client, answers, max_tokens, console)
             else:
                 await _ask_plain(child.client, answers, max_tokens, console)
-            elapsed_s = monotonic() - started_at
-    console.print(_figures(answers, elapsed_s))
+            console.print(_figures(answers, monotonic() - started_at))
 
 
 async def _ask_live(

@@ -106,26 +106,30 @@ def test_the_last_token_allowed_ends_by_length_even_at_the_limit() -> None:
 
 @pytest.mark.parametrize("can_shift", [True, False])
 @pytest.mark.parametrize(
-    ("n_keep", "n_shifts", "n_shifted"),
-    [(-1, 17, 34), (0, 4, 32), (1, 5, 35), (14, 33, 33), (15, 33, 33), (16, 33, 33), (99, 33, 33)],
+    ("n_prompt", "n_keep", "n_shifts", "n_dropped"),
+    [
+        (14, 0, 5, 8),
+        (14, 1, 5, 7),
+        (12, -1, 16, 2),
+        (14, 14, 33, 1),
+        (14, 15, 33, 1),
+        (14, 16, 33, 1),
+        (14, 2**31 - 1, 33, 1),
+    ],
 )
 def test_a_shift_goes_on_with_what_is_left(
-    can_shift: bool, n_keep: int, n_shifts: int, n_shifted: int
+    can_shift: bool, n_prompt: int, n_keep: int, n_shifts: int, n_dropped: int
 ) -> None:
     batcher = make_batcher(n_ctx=16, can_shift=can_shift)
+    prompt = range(n_prompt)
+    limits = batcher.limits
     batcher.submit(
-        make_sequence(
-            1,
-            range(14 if n_keep != -1 else 12),
-            limits=batcher.limits,
-            max_tokens=36,
-            n_keep=n_keep,
-            shift=True,
-        )
+        make_sequence(1, prompt, limits=limits, max_tokens=36, n_keep=n_keep, shift=True)
     )
     said = run_all(batcher)
     sequence = said[-1].sequence
     assert endings(said) == {1: "length"}
     assert text_of(said, 1) == "A" * 36
-    assert sequence.inputs[: sequence.n_keep] == list(range(sequence.n_keep))
-    assert len(sequence.inputs) == sequence.n_prompt + 36 - sequence.n_shifted
+    assert (sequence.n_shifts, sequence.n_shifted) == (n_shifts, n_shifts * n_dropped)
+    assert sequence.inputs[: sequence.n_keep] == [*prompt][: sequence.n_keep]
+    assert len(sequence.inputs) == n_prompt + 36 - sequence.n_shifted

@@ -30,9 +30,14 @@ def samplers() -> Iterator[Samplers]:
     samplers.close_all()
 
 
+def pick(samplers: Samplers, seq_id: int, logits: NDArray[np.float32]) -> Sampled:
+    (sampled,) = samplers.sample((seq_id,), logits[np.newaxis])
+    return sampled
+
+
 def draws(samplers: Samplers, sampling: Sampling, n_draws: int = 200) -> list[Sampled]:
     samplers.open(1, sampling, ())
-    drawn = [samplers.sample(1, row()) for _ in range(n_draws)]
+    drawn = [pick(samplers, 1, row()) for _ in range(n_draws)]
     samplers.close(1)
     return drawn
 
@@ -43,8 +48,17 @@ def test_a_row_with_a_bad_number_gives_a_fault(
     samplers: Samplers, bad: float, temperature: float
 ) -> None:
     samplers.open(1, Sampling(temperature=temperature), ())
-    assert isinstance(samplers.sample(1, row({500: bad, 3: 9.0})), SampleFault)
-    assert samplers.sample(1, row({3: 90.0})) == 3
+    assert isinstance(pick(samplers, 1, row({500: bad, 3: 9.0})), SampleFault)
+    assert pick(samplers, 1, row({3: 90.0})) == 3
+
+
+def test_a_bad_row_leaves_the_others_alone(samplers: Samplers) -> None:
+    for seq_id in range(3):
+        samplers.open(seq_id, Sampling(temperature=float(seq_id)), ())
+    rows = np.stack([row({3: 90.0}), row({3: math.nan}), row({7: 90.0})])
+    first, second, third = samplers.sample((0, 1, 2), rows)
+    assert isinstance(second, SampleFault)
+    assert (first, third) == (3, 7)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -52,19 +66,19 @@ def test_a_row_with_nothing_to_choose_from_gives_a_fault(
     samplers: Samplers, temperature: float
 ) -> None:
     samplers.open(1, Sampling(temperature=temperature), ())
-    assert isinstance(samplers.sample(1, row({}, rest=-math.inf)), SampleFault)
+    assert isinstance(pick(samplers, 1, row({}, rest=-math.inf)), SampleFault)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_forbidden_tokens_are_never_chosen(samplers: Samplers, temperature: float) -> None:
     samplers.open(1, Sampling(temperature=temperature, repeat_penalty=1.5), ())
     only_one = row({8: -30.0}, rest=-math.inf)
-    assert [samplers.sample(1, only_one) for _ in range(5)] == [8] * 5
+    assert [pick(samplers, 1, only_one) for _ in range(5)] == [8] * 5
 
 
 def test_greedy_takes_the_first_of_equals(samplers: Samplers) -> None:
     samplers.open(1, Sampling(), ())
-    assert samplers.sample(1, row({9: 4.0, 4: 4.0})) == 4
+    assert pick(samplers, 1, row({9: 4.0, 4: 4.0})) == 4
 
 
 @pytest.mark.parametrize(
@@ -97,8 +111,8 @@ def test_samplers_that_share_an_array_do_not_disturb_each_other(samplers: Sample
     samplers.open(2, Sampling(temperature=2.0, top_p=0.9, presence_penalty=3.0), ())
     together = []
     for _ in range(50):
-        together.append(samplers.sample(1, row()))
-        samplers.sample(2, row(rest=4.0))
+        together.append(pick(samplers, 1, row()))
+        pick(samplers, 2, row(rest=4.0))
     assert together == alone
 
 
@@ -108,14 +122,14 @@ def test_a_fault_costs_no_draw(samplers: Samplers) -> None:
     samplers.open(1, creative, ())
     drawn = []
     for _ in range(20):
-        samplers.sample(1, row({5: math.nan}))
-        drawn.append(samplers.sample(1, row()))
+        pick(samplers, 1, row({5: math.nan}))
+        drawn.append(pick(samplers, 1, row()))
     assert drawn == alone
 
 
 def test_penalties_know_the_history_and_what_was_picked(samplers: Samplers) -> None:
     samplers.open(1, Sampling(presence_penalty=20.0), (3,))
-    assert [samplers.sample(1, row()) for _ in range(3)] == [7, 11, 13]
+    assert [pick(samplers, 1, row()) for _ in range(3)] == [7, 11, 13]
 
 
 def test_a_sequence_has_one_sampler(samplers: Samplers) -> None:

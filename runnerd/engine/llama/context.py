@@ -53,6 +53,7 @@ class LlamaContext:
         )
         self._n_vocab = model.vocabulary.n_tokens
         self._rows = RowArrays(self.limits.n_batch, self._n_vocab, shape.n_slots)
+        self._n_past = [0] * shape.n_slots
         self._logits_at = 0
         self._logits: Logits = np.empty((0, self._n_vocab), np.float32)
 
@@ -67,39 +68,37 @@ class LlamaContext:
             NoKVSlot, EngineBroken: as `Engine.decode` says.
         """
         n_outputs = self._rows.fill(spans)
-        n_past: dict[int, int] = {}
+        n_past = self._n_past.copy()
         for span in spans:
-            slot_id = span.slot_id
-            expected = n_past[slot_id] if slot_id in n_past else self.n_past(slot_id)
-            assert span.pos == expected, f"slot {slot_id}: position {span.pos}, next is {expected}"
-            n_past[slot_id] = expected + len(span.inputs)
+            expected = n_past[span.slot_id]
+            assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
+            n_past[span.slot_id] += len(span.inputs)
         check_decode(lib.llama_decode(self._handle, self._rows.batch))
+        self._n_past = n_past
         if n_outputs == 0:
             lib.llama_synchronize(self._handle)
         return self._outputs(n_outputs)
-
-    def n_past(self, slot_id: int) -> int:
-        """Return the slot's next position."""
-        last: int = lib.llama_memory_seq_pos_max(self._memory, slot_id)
-        return last + 1
 
     def remove(self, slot_id: int, p0: int, p1: int | None) -> None:
         """Forget the positions [p0, p1) of a slot."""
         self._check_slot(slot_id)
         if not lib.llama_memory_seq_rm(self._memory, slot_id, p0, _end(p1)):
             raise EngineBroken(f"slot {slot_id} cannot forget the positions [{p0}, {p1})")
+        self._read_n_past(slot_id)
 
     def shift(self, slot_id: int, p0: int, p1: int | None, delta: int) -> None:
         """Move the positions [p0, p1) of a slot."""
         self._check_slot(slot_id)
         assert self.limits.can_shift, "this model's positions cannot be shifted"
         lib.llama_memory_seq_add(self._memory, slot_id, p0, _end(p1), delta)
+        self._read_n_past(slot_id)
 
     def warm_up(self, token: int) -> None:
         """Run the two shapes that every daemon meets first, and forget them."""
         for n_slots in (1, self.limits.n_slots):
             self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
             lib.llama_memory_clear(self._memory, False)
+            self._n_past = [0] * self.limits.n_slots
 
     def close(self) -> None:
         """Free the context."""
@@ -108,11 +107,14 @@ class LlamaContext:
     def _outputs(self, n_outputs: int) -> Logits:
         # Waits for the device, and puts rows that llama.cpp ran in another order back into ours.
         pointer = lib.llama_get_logits(self._handle)
-        at = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        at = ctypes.addressof(pointer.contents) if pointer else 0
         if at != self._logits_at:  # to wrap costs more than the rest of this method
             shape = (self.limits.n_slots, self._n_vocab)
             self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)
         return self._logits[:n_outputs]
+
+    def _read_n_past(self, slot_id: int) -> None:
+        self._n_past[slot_id] = lib.llama_memory_seq_pos_max(self._memory, slot_id) + 1
 
     def _check_slot(self, slot_id: int) -> None:
         assert 0 <= slot_id < self.limits.n_slots, f"slot {slot_id} of {self.limits.n_slots}"

@@ -76,7 +76,7 @@ class LlamaEngine:
         assert batch.kind is BatchKind.TOKENS, "expand makes no groups, so there is no media"
         rows = self._context.decode(batch.spans)
         wanted = [span.seq_id for span in batch.spans if span.wants_logits]
-        return tuple(map(self._samplers.sample, wanted, rows))
+        return self._samplers.sample(wanted, rows)
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""

@@ -38,25 +38,28 @@ class RowArrays:
 
     def fill(self, spans: Sequence[Span]) -> int:
         """Write token rows in span order; return how many of them give logits."""
-        n_rows = sum(len(span.inputs) for span in spans)
-        assert 0 < n_rows <= self._n_batch, f"{n_rows} rows, a batch holds 1 to {self._n_batch}"
-        self._logits[:n_rows] = 0
-        start = n_outputs = 0
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        outputs: list[bool] = []
         for span in spans:
-            stop = start + len(span.inputs)
+            n_rows = len(span.inputs)
+            assert n_rows > 0, f"sequence {span.seq_id} brings no rows"
             assert 0 <= span.slot_id < self._n_slots, f"slot {span.slot_id} of {self._n_slots}"
-            assert start < stop, f"sequence {span.seq_id} brings no rows"
-            self._token[start:stop] = span.inputs
-            self._pos[start:stop] = np.arange(span.pos, span.pos + stop - start)
-            self._seq_id[start:stop] = span.slot_id
-            if span.wants_logits:
-                self._logits[stop - 1] = 1
-                n_outputs += 1
-            start = stop
-        tokens = self._token[:n_rows]
-        assert tokens.min() >= 0, f"token {tokens.min()}"
-        assert tokens.max() < self._n_vocab, f"token {tokens.max()} of {self._n_vocab}"
+            tokens += span.inputs
+            positions += range(span.pos, span.pos + n_rows)
+            slots += (span.slot_id,) * n_rows
+            outputs += (False,) * n_rows
+            outputs[-1] = span.wants_logits
+        n_rows, n_outputs = len(tokens), sum(outputs)
+        assert 0 < n_rows <= self._n_batch, f"{n_rows} rows, a batch holds 1 to {self._n_batch}"
         # The context is made for an output per slot; one more would end the process.
         assert n_outputs <= self._n_slots, f"{n_outputs} outputs, at most {self._n_slots}"
+        assert min(tokens) >= 0, f"token {min(tokens)}"
+        assert max(tokens) < self._n_vocab, f"token {max(tokens)} of {self._n_vocab}"
+        self._token[:n_rows] = tokens
+        self._pos[:n_rows] = positions
+        self._seq_id[:n_rows] = slots
+        self._logits[:n_rows] = outputs
         self.batch.n_tokens = n_rows
         return n_outputs

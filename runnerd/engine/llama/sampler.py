@@ -5,7 +5,7 @@ and makes the sequences push each other out of the CPU's cache.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import numpy as np
@@ -18,7 +18,7 @@ from runnerd.engine.llama.library import lib
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 MIN_TEMPERATURE = 1e-5  # logits divided by less can overflow; it is greedy long before
 
-Row = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.float32]
 
 
 class Samplers:
@@ -49,12 +49,18 @@ class Samplers:
         for seq_id in tuple(self._chains):
             self.close(seq_id)
 
-    def sample(self, seq_id: int, row: Row) -> Sampled:
-        """Pick the next token of a sequence from its row of logits."""
-        chain = self._chains[seq_id]
-        likeliest = int(row.argmax())  # of a NaN, where there is one
+    def sample(self, seq_ids: Sequence[int], rows: Rows) -> tuple[Sampled, ...]:
+        """Pick the next token of each sequence from its row of logits.
+
+        A row that gives no token costs its sequence no draw, and the other rows nothing.
+        """
+        likeliest: list[int] = rows.argmax(axis=1).tolist()  # of a NaN, where there is one
+        return tuple(map(self._pick, seq_ids, rows, likeliest))
+
+    def _pick(self, seq_id: int, row: Rows, likeliest: int) -> Sampled:
         if not isfinite(row[likeliest]):
             return SampleFault(f"the largest logit is {row[likeliest]}")
+        chain = self._chains[seq_id]
         if chain is None:
             return likeliest
         self._candidates["id"] = self._ids
