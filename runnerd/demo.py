@@ -1,6 +1,6 @@
 """The demonstration: four questions on one connection, their answers growing side by side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -13,10 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runnerd.client import Client
-from runnerd.commands.harmless import harmless
-from runnerd.commands.output import Output
-from runnerd.commands.private import chat_prompt, private_daemon
-from runnerd.commands.progress import LoadBar
+from runnerd.harmless import harmless
 from runnerd_protocol.messages import Finished, Prompt
 
 QUESTIONS = (
@@ -39,26 +36,29 @@ class Answer:
 
     number: int
     question: str
+    prompt: Prompt
     text: str = ""
     n_printed: int = 0
     finished: Finished | None = None
 
 
-async def run(model: str, engine: str, max_tokens: int, is_live: bool, verbose: bool) -> None:
-    """Start a daemon, ask it everything at once, show the answers and the figures."""
-    console = Output()
-    answers = [Answer(number, question) for number, question in enumerate(QUESTIONS, 1)]
-    with LoadBar() as bar:
-        async with private_daemon(model, engine, slots=len(answers), verbose=verbose) as child:
-            await child.ready(bar.show_status)
-            name = (await child.client.model()).name
-            console.print(f"{len(answers)} questions to {name} at once, on one connection\n")
-            started_at = monotonic()
-            if is_live:
-                await _ask_live(child.client, answers, max_tokens, console)
-            else:
-                await _ask_plain(child.client, answers, max_tokens, console)
-            console.print(_figures(answers, monotonic() - started_at))
+async def show(
+    client: Client, prompts: Sequence[Prompt], max_tokens: int, console: Console, *, is_live: bool
+) -> None:
+    """Ask everything at once; show the answers while they grow, then the figures.
+
+    `prompts` are the `QUESTIONS`, put in the way that the model wants.
+    """
+    answers = [
+        Answer(number, question, prompt)
+        for number, (question, prompt) in enumerate(zip(QUESTIONS, prompts, strict=True), 1)
+    ]
+    started_at = monotonic()
+    if is_live:
+        await _ask_live(client, answers, max_tokens, console)
+    else:
+        await _ask_plain(client, answers, max_tokens, console)
+    console.print(_figures(answers, monotonic() - started_at))
 
 
 async def _ask_live(
@@ -89,12 +89,8 @@ async def _ask_plain(
 async def _ask_all(
     client: Client, answers: list[Answer], max_tokens: int, on_news: Callable[[Answer], None]
 ) -> None:
-    template_is_there = bool((await client.model()).chat_template)
-
     async def ask(answer: Answer) -> None:
-        question = answer.question
-        prompt: Prompt = await chat_prompt(client, question) if template_is_there else question
-        async with client.generate(prompt, max_tokens=max_tokens, seed=SEED) as stream:
+        async with client.generate(answer.prompt, max_tokens=max_tokens, seed=SEED) as stream:
             async for delta in stream:
                 answer.text += harmless(delta.text)
                 on_news(answer)

@@ -5,16 +5,17 @@ threads for every thread that calls it. It is a daemon thread, so that a native 
 never returns cannot hold up the exit.
 """
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
 
 import anyio
-from anyio import from_thread
-from anyio.lowlevel import EventLoopToken, current_token
+from anyio.lowlevel import current_token
 
 T = TypeVar("T")
+Post = Callable[[Callable[[], None]], object]
 
 
 class _Call(Generic[T]):
@@ -45,8 +46,8 @@ class EngineThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
-        token = current_token()
-        self._thread = Thread(target=self._serve, args=(token,), name="engine", daemon=True)
+        post = _poster(current_token().native_token)
+        self._thread = Thread(target=self._serve, args=(post,), name="engine", daemon=True)
         self._thread.start()
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -61,10 +62,23 @@ class EngineThread:
         """Let the thread end after the calls it has."""
         self._calls.put(None)
 
-    def _serve(self, token: EventLoopToken) -> None:
+    def _serve(self, post: Post) -> None:
         while (call := self._calls.get()) is not None:
             call.run()
             try:
-                from_thread.run_sync(call.done.set, token=token)
+                post(call.done.set)
             except RuntimeError:  # the event loop has ended: nobody waits any more
                 return
+
+
+def _poster(event_loop: object) -> Post:
+    """Return what runs a function in an event loop without waiting for it.
+
+    anyio's own `from_thread` waits for the answer, which costs 45 us a step.
+    """
+    if isinstance(event_loop, AbstractEventLoop):
+        return event_loop.call_soon_threadsafe
+    from trio.lowlevel import TrioToken  # loaded already, if it is trio that runs
+
+    assert isinstance(event_loop, TrioToken)
+    return event_loop.run_sync_soon

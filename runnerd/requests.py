@@ -13,7 +13,6 @@ import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from runnerd.core.batcher import Emission
 from runnerd.core.prompt import Prompt, TokensPart
@@ -40,12 +39,25 @@ RequestMessage = (
 )
 
 
+def _already() -> anyio.Event:
+    event = anyio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request in progress. `n_unsent` tokens were sampled since the last delta."""
+    """A request in progress. `n_unsent` tokens were sampled since the last delta.
+
+    `turn` is set when the generation before it is submitted, or will not be; `next_turn` when
+    it is itself. Tasks start in any order on trio, and texts take their time.
+    """
 
     message: RequestMessage
+    turn: anyio.Event = field(default_factory=_already)
+    next_turn: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    n_ahead: int = 0
     seq_id: int | None = None
     is_accepted: bool = False
     n_unsent: int = 0
@@ -70,6 +82,7 @@ class Requests:
         self._n_connections = n_connections
         self._requests: dict[int, Request] = {}
         self._tokenizing = CapacityLimiter(1)
+        self._last_turn = _already()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -89,9 +102,24 @@ class Requests:
             )
         elif isinstance(message, wire.GetStatus):
             self._outbox.put(self._status(request_id, last=True))
+        elif isinstance(message, wire.Generate):
+            self._start_generating(message)
         else:
             request = self._requests[request_id] = Request(message)
             self._tasks.start_soon(self._run, request)
+
+    def _start_generating(self, message: wire.Generate) -> None:
+        try:
+            n_ahead = self._runner.take_place()
+        except RequestError as err:
+            self._fail(message.request_id, err)
+            return
+        request = Request(message, self._last_turn, n_ahead=n_ahead)
+        self._last_turn = request.next_turn
+        self._requests[message.request_id] = request
+        if self._runner.engine is None:
+            self._accept(request)
+        self._tasks.start_soon(self._run, request)
 
     def cancel(self, request_id: int) -> None:
         """End a generation or subscription of this connection; the rest answers soon anyway."""
@@ -147,7 +175,7 @@ class Requests:
         request_id = request.message.request_id
         match request.message:
             case wire.Generate():
-                self._accept(request, 0)
+                self._accept(request)
                 self._outbox.put(wire.Finished(request_id, "cancelled"))
             case _:
                 self._outbox.put(self._status(request_id, last=True))
@@ -160,23 +188,24 @@ class Requests:
     # --- generating ------------------------------------------------------------------------
 
     async def _generate(self, request: Request, message: wire.Generate) -> None:
-        with self._runner.place() as n_ahead:
-            if self._runner.engine is None:
-                self._accept(request, n_ahead)
+        try:
             engine = await self._runner.loaded()
             prompt = await self._expand(engine, message.prompt)
-            await checkpoint_if_cancelled()  # a thread that ends does not look for a cancel
+            await request.turn.wait()  # the last chance for a cancel, too: now it is submitted
+        finally:
+            self._runner.leave_place()
+            request.next_turn.set()
         request.seq_id = self._runner.submit(
             prompt, options_of(message), lambda emission: self._emit(request, message, emission)
         )
-        self._accept(request, n_ahead)
+        self._accept(request)
 
-    def _accept(self, request: Request, n_ahead: int) -> None:
+    def _accept(self, request: Request) -> None:
         if not request.is_accepted:
             request.is_accepted = True
             runner, request_id = self._runner, request.message.request_id
             fraction = runner.load_fraction
-            self._outbox.put(wire.Accepted(request_id, n_ahead, runner.health, fraction))
+            self._outbox.put(wire.Accepted(request_id, request.n_ahead, runner.health, fraction))
 
     def _emit(self, request: Request, message: wire.Generate, emission: Emission) -> None:
         """Pass on what a sequence has to say. Called by the runner: must not wait."""

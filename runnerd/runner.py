@@ -5,14 +5,13 @@ what the last one gave, tokenizes and admits. Nothing that a client does is wait
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
 import anyio
 import structlog
-from anyio.lowlevel import checkpoint_if_cancelled, current_token
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
 from runnerd.config import Config
 from runnerd.core.batch import Step, StepResult
@@ -39,6 +38,7 @@ Loader = Callable[[EngineConfig, LoadProgress], Engine]
 Listener = Callable[[Emission], None]
 
 RATE_WINDOW_S = 5.0  # what "tokens per second" looks back on
+GATHER_TURNS = 4  # of the event loop after idling, so that requests sent together start together
 PROGRESS_S = 0.05  # load progress is told at most this often, phases and ends always
 
 
@@ -63,6 +63,7 @@ class Runner:
         self._load = load
         self._error: LoadError | ConfigError | None = None
         self._loaded = anyio.Event()
+        self._line = anyio.Lock()  # whoever waits for an event is woken in any order on trio
         self._wake = anyio.Event()
         self._is_stopping = False
         self._n_preparing = 0
@@ -139,6 +140,8 @@ class Runner:
                         return
                     await self._wake.wait()
                     self._wake = anyio.Event()
+                    for _ in range(GATHER_TURNS):
+                        await checkpoint()
                     continue
                 self.step_started_at = started_at = monotonic()
                 result = await thread.call(partial(run_step, engine, step))
@@ -214,15 +217,14 @@ class Runner:
 
     # --- requests --------------------------------------------------------------------------
 
-    @contextmanager
-    def place(self) -> Iterator[int]:
-        """Hold a place in the queue while a request is being prepared; yields those ahead.
+    def take_place(self) -> int:
+        """Hold a place in the queue for a request, until `leave_place`; return how many are ahead.
 
         Raises:
             Overloaded: the queue is full.
-            ShuttingDown: the daemon is draining.
+            LoadFailed, ShuttingDown: nothing is served any more.
         """
-        if self._is_stopping:
+        if self._is_stopping or self._error is not None:
             raise self._refusal()
         limit = self.config.max_queue
         n_free = self.config.engine.n_slots
@@ -238,19 +240,22 @@ class Runner:
                 max_queue=limit,
             )
         self._n_preparing += 1
-        try:
-            yield max(0, n_ahead - n_free)
-        finally:
-            self._n_preparing -= 1
+        return max(0, n_ahead - n_free)
+
+    def leave_place(self) -> None:
+        """Give a place back: its request is submitted, or will not be."""
+        self._n_preparing -= 1
 
     async def loaded(self) -> Engine:
-        """Wait for the engine.
+        """Wait for the engine, behind those who have waited longer.
 
         Raises:
             LoadFailed: it could not be loaded.
             ShuttingDown: the daemon was told to stop before it was.
         """
-        await self._loaded.wait()
+        if not self._loaded.is_set():
+            async with self._line:
+                await self._loaded.wait()
         if self._error is not None or self.engine is None:
             raise self._refusal()
         return self.engine

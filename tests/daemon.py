@@ -1,11 +1,11 @@
 """A daemon inside the test's event loop, on a real socket, and ways to talk to it."""
 
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import AF_UNIX, SHUT_WR, socket
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -62,7 +62,7 @@ class Daemon:
         """Wait until something in the daemon's own loop has come true."""
         with anyio.fail_after(PATIENCE_S):
             while not holds():
-                await anyio.sleep(0.001)  # noqa: ASYNC110  # what a test asks about sets no event
+                await anyio.sleep(0.001)  # what a test asks about sets no event
 
     async def has_all_slots(self) -> None:
         """Assert that every slot can be had, all at once, and that nothing waits for one."""
@@ -109,7 +109,7 @@ async def running_daemon(
         )
         runner = Runner(config, load or open_engine)
         daemon = Daemon(path, runner, Server(config, runner))
-        sock = socket.socket(socket.AF_UNIX)
+        sock = socket(AF_UNIX)
         sock.setblocking(False)
         sock.bind(str(path))
         sock.listen(128)
@@ -145,6 +145,10 @@ class RawClient:
         self.stream = stream
         self._frames = FrameDecoder(2**31)
         self._received: deque[DaemonMessage] = deque()
+
+    @property
+    def socket(self) -> socket:
+        return self.stream.extra(SocketAttribute.raw_socket)
 
     async def send(self, *messages: ClientMessage | bytes) -> None:
         """Send messages, and bytes as they are, in one write."""
@@ -184,7 +188,7 @@ class RawClient:
 
     def shut_down_sending(self) -> None:
         """Close the half that we send on."""
-        self.stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_WR)
+        self.socket.shutdown(SHUT_WR)
 
 
 @asynccontextmanager

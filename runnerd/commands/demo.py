@@ -7,7 +7,10 @@ import anyio
 import typer
 
 from runnerd.commands.failure import translated
+from runnerd.commands.private import chat_prompt, private_daemon
+from runnerd.commands.progress import LoadBar
 from runnerd.models import DEFAULT_MODEL
+from runnerd_protocol.messages import Prompt
 
 
 def demo(
@@ -29,7 +32,22 @@ def demo(
 
     Starts a private daemon, which ends with the command.
     """
-    from runnerd import demo as show  # Rich is for people: nobody else waits for it
-
+    is_live = not plain and sys.stdout.isatty()
     with translated():
-        anyio.run(show.run, model, engine, max_tokens, not plain and sys.stdout.isatty(), verbose)
+        anyio.run(_run, model, engine, max_tokens, is_live, verbose)
+
+
+async def _run(model: str, engine: str, max_tokens: int, is_live: bool, verbose: bool) -> None:
+    from runnerd.commands.output import Output  # Rich is for people: nobody else waits for it
+    from runnerd.demo import QUESTIONS, show
+
+    console = Output()
+    with LoadBar() as bar:
+        async with private_daemon(model, engine, slots=len(QUESTIONS), verbose=verbose) as child:
+            await child.ready(bar.show_status)
+            loaded = await child.client.model()
+            prompts: list[Prompt] = list(QUESTIONS)
+            if loaded.chat_template:
+                prompts = [await chat_prompt(child.client, question) for question in QUESTIONS]
+            console.print(f"{len(prompts)} questions to {loaded.name} at once, on one connection\n")
+            await show(child.client, prompts, max_tokens, console, is_live=is_live)

@@ -18,9 +18,9 @@ from runnerd.commands.failure import (
     connected,
     translated,
 )
-from runnerd.commands.harmless import harmless
 from runnerd.commands.private import chat_prompt, private_daemon
 from runnerd.commands.progress import LoadBar
+from runnerd.harmless import harmless
 from runnerd_protocol.messages import Finished, Prompt
 
 

@@ -9,6 +9,7 @@ from anyio import to_thread
 from msgspec.msgpack import encode
 
 from runnerd.client import RequestFailed, connect
+from runnerd.config import SessionLimits
 from runnerd.engine.reference.tokenizer import BOS, END, IM_END, IM_START, N_VOCAB
 from runnerd_protocol.messages import (
     Accepted,
@@ -519,8 +520,6 @@ async def test_a_client_cannot_cancel_the_requests_of_another() -> None:
 
 
 async def test_a_connection_has_a_limit_of_requests() -> None:
-    from runnerd.config import SessionLimits
-
     limits = SessionLimits(max_requests=2)
     async with (
         running_daemon(load=SteppedEngine, limits=limits) as daemon,

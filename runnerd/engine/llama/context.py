@@ -77,6 +77,7 @@ class LlamaContext:
         self._n_past = n_past
         if n_outputs == 0:
             lib.llama_synchronize(self._handle)
+            return self._logits[:0]
         return self._outputs(n_outputs)
 
     def remove(self, slot_id: int, p0: int, p1: int | None) -> None:
@@ -107,7 +108,7 @@ class LlamaContext:
     def _outputs(self, n_outputs: int) -> Logits:
         # Waits for the device, and puts rows that llama.cpp ran in another order back into ours.
         pointer = lib.llama_get_logits(self._handle)
-        at = ctypes.addressof(pointer.contents) if pointer else 0
+        at = ctypes.addressof(pointer.contents)
         if at != self._logits_at:  # to wrap costs more than the rest of this method
             shape = (self.limits.n_slots, self._n_vocab)
             self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)

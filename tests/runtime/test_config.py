@@ -1,0 +1,90 @@
+"""Settings that cannot work are refused, each by its name."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runnerd.config import MAX_SLOTS, Config, SessionLimits, check_config
+from runnerd.engine.base import EngineConfig
+from runnerd.errors import ConfigError
+
+GOOD = Config(EngineConfig("layers=0", "reference"), Path("socket"))
+NAN = float("nan")
+
+
+def test_the_defaults_are_good() -> None:
+    check_config(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("slots", {"n_slots": 0}),
+        ("slots", {"n_slots": MAX_SLOTS + 1}),
+        ("ctx", {"n_ctx": -1}),
+        ("batch", {"n_batch": 0}),
+        ("ubatch", {"n_ubatch": 0}),
+        ("ubatch", {"n_batch": 8, "n_ubatch": 9}),
+        ("threads", {"n_threads": -1}),
+        ("threads", {"n_threads": 10**6}),
+        ("batch", {"n_slots": 9, "n_batch": 8, "n_ubatch": 8}),
+        ("ctx-total", {"n_ctx": 100, "n_cells": 99}),
+    ],
+)
+def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        check_config(replace(GOOD, engine=replace(GOOD.engine, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("max-queue", {"max_queue": -1}),
+        ("max-connections", {"max_connections": 0}),
+        ("target-itl-ms", {"target_itl_ms": NAN}),
+        ("target-itl-ms", {"target_itl_ms": 0}),
+        ("drain", {"drain_s": -1}),
+        ("drain", {"drain_s": NAN}),
+        ("step-timeout", {"step_timeout_s": 0}),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name: str, changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        check_config(replace(GOOD, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("max-requests", SessionLimits(max_requests=0)),
+        ("outbox", SessionLimits(outbox_bytes=0)),
+        ("max-frame", SessionLimits(max_frame_bytes=2**16)),
+        ("max-frame", SessionLimits(outbox_bytes=16 * 2**20)),
+        ("handshake-timeout", SessionLimits(handshake_timeout_s=0)),
+        ("frame-timeout", SessionLimits(frame_timeout_s=NAN)),
+        ("write-timeout", SessionLimits(write_timeout_s=-1)),
+    ],
+)
+def test_a_session_limit_out_of_range_is_named(name: str, limits: SessionLimits) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        check_config(replace(GOOD, session=limits))
+
+
+def test_there_must_be_something_to_serve_on() -> None:
+    with pytest.raises(ConfigError, match="socket"):
+        check_config(replace(GOOD, socket_path=None))
+
+
+def test_an_inherited_descriptor_must_be_an_open_socket() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        check_config(replace(GOOD, inherited_fd=ours.fileno()))
+        closed = os.dup(ours.fileno())
+    os.close(closed)
+    with pytest.raises(ConfigError, match=f"fd {closed}: "):
+        check_config(replace(GOOD, inherited_fd=closed))
+    with Path(os.devnull).open() as file, pytest.raises(ConfigError, match="is not a socket"):
+        check_config(replace(GOOD, inherited_fd=file.fileno()))

@@ -1,0 +1,129 @@
+"""Mailboxes: order, coalescing, and who is told when there is too much."""
+
+import anyio
+import pytest
+
+from runnerd.outbox import CROWDED_BYTES, MESSAGE_BYTES, TOKEN_BYTES, Outbox
+from runnerd_protocol.messages import Accepted, Delta, Failed, Finished, Text, Tokens, Welcome
+
+pytestmark = pytest.mark.anyio
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def __call__(self, request_id: int, is_full: bool) -> None:
+        self.calls.append((request_id, is_full))
+
+
+async def test_deltas_that_wait_together_become_one() -> None:
+    outbox = Outbox(100, Watcher())
+    outbox.put(Accepted(1))
+    outbox.put(Delta(1, "a", 1, [7]))
+    outbox.put(Delta(2, "x"))
+    outbox.put(Delta(1, "b", 2, [8, 9]))
+    outbox.put(Finished(1, "length"))
+    assert await outbox.take() == [
+        Accepted(1),
+        Delta(1, "ab", 3, [7, 8, 9]),
+        Finished(1, "length"),
+        Delta(2, "x"),
+    ]
+    assert outbox.is_empty
+
+
+async def test_deltas_of_a_reused_id_are_not_mixed_with_those_before_its_end() -> None:
+    outbox = Outbox(100, Watcher())
+    outbox.put(Delta(1, "a"))
+    outbox.put(Failed(1, "code", "text"))
+    outbox.put(Delta(1, "b"))
+    assert [type(message) for message in await outbox.take()] == [Delta, Failed, Delta]
+
+
+async def test_a_request_is_full_once_and_no_more_after_the_writer_came() -> None:
+    watcher = Watcher()
+    outbox = Outbox(4, watcher)
+    outbox.put(Delta(1, "abcd"))
+    assert watcher.calls == []
+    outbox.put(Delta(1, "e"))
+    outbox.put(Delta(1, "f"))
+    assert watcher.calls == [(1, True)]
+    await outbox.take()
+    assert watcher.calls == [(1, True), (1, False)]
+    outbox.put(Delta(1, "abcd"))
+    assert len(watcher.calls) == 2
+
+
+async def test_bytes_are_counted_rather_than_characters() -> None:
+    watcher = Watcher()
+    Outbox(4, watcher).put(Delta(1, "日本"))
+    assert watcher.calls == [(1, True)]
+
+
+async def test_tokens_without_text_fill_a_mailbox_too() -> None:
+    watcher = Watcher()
+    outbox = Outbox(10 * TOKEN_BYTES, watcher)
+    for _ in range(11):
+        outbox.put(Delta(1, "", 1, [300]))
+    assert watcher.calls == [(1, True)]
+
+
+async def test_one_full_request_says_nothing_of_another() -> None:
+    watcher = Watcher()
+    outbox = Outbox(4, watcher)
+    outbox.put(Delta(1, "abcde"))
+    outbox.put(Delta(2, "abc"))
+    assert watcher.calls == [(1, True)]
+
+
+async def test_the_writer_waits_for_mail_and_for_the_bell() -> None:
+    outbox = Outbox(4, Watcher())
+    taken: list[object] = []
+
+    async def take_twice() -> None:
+        taken.append(await outbox.take())
+        taken.append(await outbox.take())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take_twice)
+        await anyio.wait_all_tasks_blocked()
+        assert taken == []
+        outbox.put(Welcome(1, 2))
+        await anyio.wait_all_tasks_blocked()
+        assert taken == [[Welcome(1, 2)]]
+        outbox.ring()
+    assert taken == [[Welcome(1, 2)], []]
+
+
+@pytest.mark.parametrize(
+    ("message", "n_most"),
+    [
+        (Failed(1, "bad_message", "x"), CROWDED_BYTES // MESSAGE_BYTES),
+        (Tokens(1, [0] * 2**16), 1 + CROWDED_BYTES // (MESSAGE_BYTES + TOKEN_BYTES * 2**16)),
+        (Text(1, "x" * 2**18), 1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18)),
+    ],
+)
+async def test_a_crowd_of_answers_makes_the_reader_wait(
+    message: Failed | Tokens | Text, n_most: int
+) -> None:
+    outbox = Outbox(4, Watcher())
+    n_read = 0
+
+    async def read() -> None:
+        nonlocal n_read
+        while True:
+            outbox.put(message)
+            n_read += 1
+            await outbox.wait_for_room()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            assert n_most <= n_read <= n_most + 1
+            assert len(await outbox.take()) == n_read
+            n_before = n_read
+            await anyio.wait_all_tasks_blocked()
+            assert n_read == 2 * n_before
+            tasks.cancel_scope.cancel()
