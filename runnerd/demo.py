@@ -67,7 +67,8 @@ async def _ask_live(
     def view() -> Table:
         return _side_by_side(answers, console, console.height - 2)
 
-    with Live(get_renderable=view, console=console, transient=True, refresh_per_second=12):
+    with Live(get_renderable=view, console=console, transient=True, refresh_per_second=12) as live:
+        live.refresh()  # the questions, before there is an answer
         await _ask_all(client, answers, max_tokens, lambda _: None)
     console.print(_side_by_side(answers, console, None))
 

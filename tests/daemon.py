@@ -18,6 +18,7 @@ from runnerd.config import Config, SessionLimits
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine
+from runnerd.receiving import receive
 from runnerd.runner import Runner
 from runnerd.server import Server
 from runnerd_protocol.framing import FrameDecoder, encode_frame
@@ -62,7 +63,7 @@ class Daemon:
         """Wait until something in the daemon's own loop has come true."""
         with anyio.fail_after(PATIENCE_S):
             while not holds():
-                await anyio.sleep(0.001)  # what a test asks about sets no event
+                await anyio.sleep(0.001)  # noqa: ASYNC110  # what a test asks about sets no event
 
     async def has_all_slots(self) -> None:
         """Assert that every slot can be had, all at once, and that nothing waits for one."""
@@ -163,7 +164,9 @@ class RawClient:
         """
         with anyio.fail_after(PATIENCE_S):
             while not self._received:
-                data = await self.stream.receive()
+                data = await receive(self.stream, 2**16)
+                if not data:
+                    raise anyio.EndOfStream
                 self._received.extend(_decode(payload) for payload in self._frames.feed(data))
         return self._received.popleft()
 
