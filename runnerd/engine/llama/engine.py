@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import assert_never
 
+import structlog
+
 from runnerd.core.batch import (
     Batch,
     BatchKind,
@@ -22,6 +24,8 @@ from runnerd.engine.llama.library import lib
 from runnerd.engine.llama.model import LlamaModel, Phases, load_model
 from runnerd.engine.llama.sampler import Samplers
 from runnerd.engine.llama.shape import check_memory, kv_bytes, plan_shape
+
+log = structlog.get_logger()
 
 
 class LlamaEngine:
@@ -116,4 +120,11 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
     except BaseException:
         engine.close()
         raise
+    log.info(
+        "llama.loaded",
+        n_threads=shape.n_threads,
+        kv="unified" if shape.unified else "split",
+        n_cells=shape.n_cells,
+        system_info=lib.llama_print_system_info().decode().strip(),
+    )
     return engine

@@ -21,12 +21,12 @@ except ImportError as err:
 
 __all__ = ["check_decode", "lib", "quiet_load"]
 
-WARN, ERROR, CONTINUED = 3, 4, 5  # ggml_log_level
+INFO, ERROR, CONTINUED = 2, 4, 5  # ggml_log_level
 STDERR = 2
 
 
 class _LoadLog:
-    """Passes warnings on to stderr, and keeps the last errors for an exception's message."""
+    """Passes all but debug lines on to stderr, and keeps the last errors for an exception."""
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=3)
@@ -36,7 +36,7 @@ class _LoadLog:
         self._level = self._level if level == CONTINUED else level
         if self._level == ERROR:
             self.errors.append(text.decode(errors="replace").strip())
-        if self._level >= WARN:
+        if self._level >= INFO:
             with suppress(OSError):  # a closed stderr must not end the load
                 os.write(STDERR, text)
 
@@ -61,7 +61,7 @@ lib.llama_backend_init()
 def quiet_load() -> Iterator[deque[str]]:
     """Keep a load's thousands of debug lines off stderr; yields the last errors, in words.
 
-    llama.cpp's own log knows no levels, and a load speaks from one thread only.
+    llama.cpp's own log knows no levels, and a load speaks from the thread that loads.
     """
     _load_log.errors.clear()
     lib.llama_log_set(_load_callback, ctypes.c_void_p())

@@ -1,0 +1,196 @@
+"""The daemon's life from start to exit status, with signals sent to ourselves."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+
+from runnerd.client import Client, RequestFailed, attach, connect
+from runnerd.config import Config
+from runnerd.engine.base import EngineConfig
+from runnerd.supervisor import run_daemon
+from runnerd_protocol.messages import DaemonState
+from tests.daemon import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Run:
+    path: Path
+    exit_code: int | None = None
+
+    async def run(self, config: Config) -> None:
+        self.exit_code = await run_daemon(config, list, self.on_load)
+
+    def __post_init__(self) -> None:
+        self.states: list[DaemonState] = []
+        self.changed = anyio.Event()
+
+    def on_load(self, state: DaemonState, phase: str, fraction: float) -> None:
+        self.states.append(state)
+        if state not in ("starting", "loading"):
+            self.changed.set()
+
+
+def config_of(path: Path, options: str = "layers=0") -> Config:
+    return Config(EngineConfig(options, "reference", 2), path, drain_s=20.0)
+
+
+@asynccontextmanager
+async def supervised(options: str = "layers=0", **changes: object) -> AsyncIterator[Run]:
+    """Run a daemon until it ends by itself; the block must see to that."""
+    with TemporaryDirectory() as folder:
+        run = Run(Path(folder, "socket"))
+        config = replace(config_of(run.path, options), **changes)  # type: ignore[arg-type]
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run.run, config)
+                await run.changed.wait()
+                yield run
+        assert list(Path(folder).iterdir()) == []
+
+
+async def ended_by(client: Client, number: signal.Signals) -> None:
+    """Send ourselves a signal; wait until the daemon has taken it."""
+    os.kill(os.getpid(), number)
+    with pytest.raises(RequestFailed, match="shutting_down"):
+        while True:
+            await client.complete("x", max_tokens=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_running_requests_finish_and_exits_with_0(
+    number: signal.Signals,
+) -> None:
+    async with supervised("layers=0,step_ms=2") as run, connect(run.path) as client:
+        async with client.generate("x", max_tokens=100) as stream:
+            await anext(stream)
+            await ended_by(client, number)
+            with pytest.raises(OSError):  # noqa: PT011  # no file, or nobody behind it
+                async with connect(run.path):
+                    pass
+            done = await stream.completion()
+            assert (done.finished.reason, done.finished.n_generated) == ("length", 100)
+    assert run.exit_code == 0
+
+
+async def test_after_the_drain_what_still_runs_is_cancelled() -> None:
+    async with supervised("layers=0,step_ms=2", drain_s=0.2) as run, connect(run.path) as client:
+        async with client.generate("x", shift=True) as stream:
+            await anext(stream)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (await stream.completion()).finished.reason == "cancelled"
+    assert run.exit_code == 0
+
+
+async def test_an_idle_daemon_ends_at_once_though_clients_are_connected() -> None:
+    async with supervised() as run, connect(run.path) as client:
+        async with client.subscribe(3600) as statuses:
+            await anext(statuses)
+            started_at = anyio.current_time()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not (await anext(statuses)).last:
+                pass
+    assert run.exit_code == 0
+    assert anyio.current_time() - started_at < 1.5
+
+
+async def test_a_signal_during_the_load_ends_it_with_0() -> None:
+    with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S):
+        run = Run(Path(folder, "socket"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run, config_of(run.path, "layers=0,load_ms=3000000"))
+            while "loading" not in run.states:
+                await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert run.exit_code == 0
+
+
+async def test_a_failed_load_is_told_and_gives_65() -> None:
+    with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S):
+        run = Run(Path(folder, "socket"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run, config_of(run.path, "layers=0,load_ms=300,fail_load=1"))
+            await anyio.wait_all_tasks_blocked()
+        assert run.exit_code == 65
+        assert run.states[-1] == "failed"
+        assert list(Path(folder).iterdir()) == []
+
+
+async def test_a_broken_engine_gives_70_after_everybody_was_told() -> None:
+    async with supervised("layers=0,broken_at=3") as run, connect(run.path) as client:
+        with pytest.raises(RequestFailed, match="engine_failed"):
+            await client.complete("x")
+    assert run.exit_code == 70
+
+
+async def test_what_parents_hand_down_is_served_until_they_close_it() -> None:
+    ours, theirs = socket.socketpair()
+    config = Config(EngineConfig("layers=0", "reference", 2), inherited_fd=theirs.detach())
+    run = Run(Path())
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run, config)
+            async with attach(await anyio.abc.SocketStream.from_socket(ours)) as client:
+                assert (await client.complete("x", max_tokens=3)).finished.n_generated == 3
+                async with client.generate("x", shift=True) as stream:
+                    await anext(stream)
+    assert run.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ("layers=x", {}),
+        ("nonsense=1", {}),
+        ("layers=0", {"max_queue": -1}),
+        ("layers=0", {"socket_path": Path("/nonexistent/socket")}),
+        ("layers=0", {"inherited_fd": 10**6}),
+    ],
+)
+async def test_a_setting_that_cannot_work_gives_78(
+    options: str, changes: dict[str, object]
+) -> None:
+    with TemporaryDirectory() as folder:
+        config = replace(config_of(Path(folder, "socket"), options), **changes)  # type: ignore[arg-type]
+        assert await run_daemon(config, list) == 78
+        assert list(Path(folder).iterdir()) == []
+
+
+async def test_a_path_that_somebody_serves_is_left_to_them() -> None:
+    async with supervised() as run, connect(run.path) as client:
+        assert await run_daemon(config_of(run.path), list) == 78
+        assert (await client.status()).state == "ready"
+        async with connect(run.path):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_the_next_daemon_can_have_the_path_while_this_one_drains() -> None:
+    async with supervised("layers=0,step_ms=2") as run, connect(run.path) as client:
+        async with client.generate("x", shift=True) as stream:
+            await anext(stream)
+            await ended_by(client, signal.SIGTERM)
+            with closing(socket.socket(socket.AF_UNIX)) as sock:
+                sock.bind(str(run.path))
+                inode = run.path.stat().st_ino
+                await anext(stream)
+                assert run.path.stat().st_ino == inode
+            run.path.unlink()
+    assert run.exit_code == 0
+
+
+async def test_the_load_is_told_until_it_is_over() -> None:
+    async with supervised("layers=0,load_ms=100") as run:
+        assert run.states[-1] == "ready"
+        assert set(run.states) <= {"starting", "loading", "ready"}
+        os.kill(os.getpid(), signal.SIGUSR1)  # only logs the state
+        os.kill(os.getpid(), signal.SIGTERM)
