@@ -16,10 +16,10 @@ from os import PathLike
 from typing import Generic, Self, TypeVar
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import UNIXSocketStream
 from msgspec import Struct
 
-from runnerd.receiving import receive
+from runnerd.socket_io import receive
 from runnerd_protocol.connection import ClientConnection
 from runnerd_protocol.errors import IncompleteStream, RemoteProtocolError
 from runnerd_protocol.messages import (
@@ -162,7 +162,7 @@ class StatusStream(_Stream[Status]):
 class Client:
     """An open connection to a daemon. Made by `connect` and `attach`."""
 
-    def __init__(self, stream: SocketStream) -> None:
+    def __init__(self, stream: UNIXSocketStream) -> None:
         self.welcome: Welcome | None = None
         self._stream = stream
         self._connection = ClientConnection()
@@ -302,7 +302,7 @@ class Client:
 
 
 @asynccontextmanager
-async def attach(stream: SocketStream) -> AsyncIterator[Client]:
+async def attach(stream: UNIXSocketStream) -> AsyncIterator[Client]:
     """Speak to a daemon over a connected socket; closes it at the end."""
     client = Client(stream)
     try:

@@ -54,8 +54,13 @@ class EngineThread:
         """Run a function to its end, even if the caller is cancelled meanwhile."""
         call = _Call(function)
         self._calls.put(call)  # type: ignore[arg-type]  # the thread only runs it
-        with anyio.CancelScope(shield=True):
+        try:
             await call.done.wait()
+        except anyio.get_cancelled_exc_class():
+            # Not shielded from the start: a scope for every step would cost as much as the rest.
+            with anyio.CancelScope(shield=True):
+                await call.done.wait()
+            raise
         return call.result()
 
     def close(self) -> None:

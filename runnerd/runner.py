@@ -11,7 +11,7 @@ from time import monotonic
 
 import anyio
 import structlog
-from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
+from anyio.lowlevel import checkpoint, current_token
 
 from runnerd.config import Config
 from runnerd.core.batch import Step, StepResult
@@ -148,7 +148,6 @@ class Runner:
                 now = monotonic()
                 self.step_started_at = None
                 self._tell(self._record(batcher, step, result, now, now - started_at))
-                await checkpoint_if_cancelled()  # the call is shielded, so nothing else is one
         except BaseException as err:
             self.give_up(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise

@@ -8,7 +8,7 @@ import socket
 
 import anyio
 import structlog
-from anyio.abc import SocketListener, SocketStream, TaskGroup, UNIXSocketStream
+from anyio.abc import SocketListener, TaskGroup, UNIXSocketStream
 
 from runnerd.config import Config
 from runnerd.runner import Runner
@@ -51,6 +51,7 @@ class Server:
                             raise
                         await self._wait_for_descriptors(err)
                         continue
+                    assert isinstance(stream, UNIXSocketStream)
                     sessions.start_soon(self._serve, stream)
 
     async def serve_parent(self, sock: socket.socket) -> None:
@@ -75,7 +76,7 @@ class Server:
         with anyio.move_on_after(1.0):
             await self._one_left.wait()
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def _serve(self, stream: UNIXSocketStream) -> None:
         if len(self._sessions) >= self._config.max_connections:
             await self._refuse(stream)
             return
@@ -92,7 +93,7 @@ class Server:
             self._one_left.set()
             self._one_left = anyio.Event()
 
-    async def _refuse(self, stream: SocketStream) -> None:
+    async def _refuse(self, stream: UNIXSocketStream) -> None:
         limit = self._config.max_connections
         reply = ProtocolError(
             "too_many_connections",

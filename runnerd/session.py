@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import anyio
 import structlog
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from runnerd.config import SessionLimits
 from runnerd.outbox import Outbox
-from runnerd.receiving import receive
 from runnerd.replies import SERVER_NAME
 from runnerd.requests import Requests
 from runnerd.runner import Runner
+from runnerd.socket_io import receive, send
 from runnerd_protocol.connection import Rejection, ServerConnection
 from runnerd_protocol.errors import MessageTooLarge
 from runnerd_protocol.messages import (
@@ -33,7 +33,6 @@ from runnerd_protocol.messages import (
 log = structlog.get_logger()
 
 READ_BYTES = 2**14  # at a time: 25 ms of work for everybody to wait for, if it is all garbage
-WRITE_BYTES = 2**16  # sent at a time: what a slow reader must take within the time-out
 
 
 class Session:
@@ -41,7 +40,7 @@ class Session:
 
     def __init__(
         self,
-        stream: SocketStream,
+        stream: UNIXSocketStream,
         runner: Runner,
         limits: SessionLimits,
         n_connections: Callable[[], int],
@@ -168,14 +167,11 @@ class Session:
         self._tasks.cancel_scope.cancel()
 
     async def _send(self, frames: list[bytes]) -> None:
-        data = b"".join(frames)
-        for start in range(0, len(data), WRITE_BYTES):
-            with anyio.move_on_after(self._limits.write_timeout_s) as scope:
-                await self._stream.send(data[start : start + WRITE_BYTES])
-            if scope.cancelled_caught:
-                log.warning("session.slow_reader", n_requests=len(self._requests))
-                self._tasks.cancel_scope.cancel()
-                return
+        try:
+            await send(self._stream, b"".join(frames), self._limits.write_timeout_s)
+        except TimeoutError:
+            log.warning("session.slow_reader", n_requests=len(self._requests))
+            self._tasks.cancel_scope.cancel()
 
     def _encode(self, message: DaemonMessage) -> bytes:
         try:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute, UNIXSocketStream
 from msgspec.msgpack import Decoder
 
 from runnerd.client import Client, GenerationStream, connect
@@ -18,9 +18,9 @@ from runnerd.config import Config, SessionLimits
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine
-from runnerd.receiving import receive
 from runnerd.runner import Runner
 from runnerd.server import Server
+from runnerd.socket_io import receive
 from runnerd_protocol.framing import FrameDecoder, encode_frame
 from runnerd_protocol.messages import ClientMessage, DaemonMessage, Hello, Welcome
 
@@ -63,7 +63,7 @@ class Daemon:
         """Wait until something in the daemon's own loop has come true."""
         with anyio.fail_after(PATIENCE_S):
             while not holds():
-                await anyio.sleep(0.001)  # noqa: ASYNC110  # what a test asks about sets no event
+                await anyio.sleep(0.001)  # what a test asks about sets no event
 
     async def has_all_slots(self) -> None:
         """Assert that every slot can be had, all at once, and that nothing waits for one."""
@@ -142,7 +142,7 @@ async def _end(daemon: Daemon) -> None:
 class RawClient:
     """A client that sends what it likes, and shows all that comes back."""
 
-    def __init__(self, stream: SocketStream) -> None:
+    def __init__(self, stream: UNIXSocketStream) -> None:
         self.stream = stream
         self._frames = FrameDecoder(2**31)
         self._received: deque[DaemonMessage] = deque()
@@ -220,5 +220,3 @@ async def started(client: Client, stack: AsyncExitStack, n_streams: int) -> list
     ]
     await first_deltas(streams)
     return streams
-
-

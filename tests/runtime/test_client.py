@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
-from anyio.abc import SocketStream
+from anyio.abc import UNIXSocketStream
 
 from runnerd.client import Client, ConnectionLost, RequestFailed, connect
-from runnerd.receiving import receive
+from runnerd.socket_io import receive
 from runnerd_protocol.errors import LocalProtocolError, MessageTooLarge
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
@@ -31,19 +31,17 @@ pytestmark = pytest.mark.anyio
 WELCOME = Welcome(1, 2**24)
 
 
-async def say(stream: SocketStream, *messages: DaemonMessage | bytes) -> None:
-    await stream.send(
-        b"".join(m if isinstance(m, bytes) else encode_frame(m) for m in messages)
-    )
+async def say(stream: UNIXSocketStream, *messages: DaemonMessage | bytes) -> None:
+    await stream.send(b"".join(m if isinstance(m, bytes) else encode_frame(m) for m in messages))
 
 
 @asynccontextmanager
-async def scripted(script: Callable[[SocketStream], Awaitable[None]]) -> AsyncIterator[Path]:
+async def scripted(script: Callable[[UNIXSocketStream], Awaitable[None]]) -> AsyncIterator[Path]:
     """Listen as a daemon that reads once, follows its script, and closes."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "socket")
 
-        async def serve(stream: SocketStream) -> None:
+        async def serve(stream: UNIXSocketStream) -> None:
             async with stream:
                 await receive(stream, 2**16)
                 await script(stream)
@@ -63,7 +61,7 @@ async def scripted(script: Callable[[SocketStream], Awaitable[None]]) -> AsyncIt
     [b"", encode_frame(Delta(1, "half"))[:9], b"\0", encode_frame(Finished(1, "length"))[:-1]],
 )
 async def test_a_stream_that_ends_without_its_end_is_no_success(last_bytes: bytes) -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
         await say(stream, Accepted(1), Delta(1, "partial"), last_bytes)
@@ -76,7 +74,7 @@ async def test_a_stream_that_ends_without_its_end_is_no_success(last_bytes: byte
 
 
 async def test_text_that_was_lost_on_the_way_is_noticed() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
         await say(stream, Accepted(1), Delta(1, "abc"), Finished(1, "length", n_text_bytes=9))
@@ -90,7 +88,7 @@ async def test_text_that_was_lost_on_the_way_is_noticed() -> None:
     "message", [Delta(1, "x"), Finished(7, "stop"), WELCOME, b"\0\0\0\x01\xc1", b"\xff\xff\xff\xff"]
 )
 async def test_a_daemon_that_breaks_the_protocol_is_left(message: DaemonMessage | bytes) -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
         await say(stream, message)
@@ -102,7 +100,7 @@ async def test_a_daemon_that_breaks_the_protocol_is_left(message: DaemonMessage 
 
 
 async def test_everybody_is_told_of_the_loss_with_an_exception_of_their_own() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
 
@@ -123,7 +121,7 @@ async def test_everybody_is_told_of_the_loss_with_an_exception_of_their_own() ->
 
 
 async def test_a_refused_greeting_says_why() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, ProtocolError("unsupported_version", "too new"))
 
     async with scripted(script) as path:
@@ -133,7 +131,7 @@ async def test_a_refused_greeting_says_why() -> None:
 
 
 async def test_a_daemon_that_closes_before_its_welcome_is_lost() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         pass
 
     async with scripted(script) as path:
@@ -145,7 +143,7 @@ async def test_a_daemon_that_closes_before_its_welcome_is_lost() -> None:
 async def test_the_reason_for_a_close_is_told_though_a_send_notices_it_first() -> None:
     closed = anyio.Event()
 
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME, ProtocolError("shutting_down", "good night"))
         await stream.aclose()
         closed.set()
@@ -182,7 +180,7 @@ async def test_the_callers_own_exception_arrives_as_it_is() -> None:
 
 
 async def test_the_callers_own_exception_outlives_the_loss_of_the_connection() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
         await say(stream, Accepted(1))
@@ -323,7 +321,7 @@ async def test_a_model_is_described_once_it_is_loaded() -> None:
 
 
 async def test_a_message_in_single_bytes_is_understood() -> None:
-    async def script(stream: SocketStream) -> None:
+    async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
         end = [Accepted(1), Delta(1, "é"), Finished(1, "length", n_text_bytes=2)]

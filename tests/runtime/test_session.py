@@ -380,7 +380,9 @@ async def test_an_answer_too_large_for_a_frame_fails_its_request_only() -> None:
 
 async def test_a_client_may_complain_and_leave() -> None:
     async with running_daemon() as daemon, raw_client(daemon) as client:
-        await client.send(Generate(1, "x", shift=True), ProtocolError("internal", "oh", fatal=False))
+        await client.send(
+            Generate(1, "x", shift=True), ProtocolError("internal", "oh", fatal=False)
+        )
         await client.receive_a(Delta)
         await client.send(ProtocolError("internal", "that is too much"))
         await client.rest()

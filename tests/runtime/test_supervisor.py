@@ -107,7 +107,7 @@ async def test_a_signal_during_the_load_ends_it_with_0() -> None:
     with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S):
         run = Run(Path(folder, "socket"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run.run, config_of(run.path, "layers=0,load_ms=3000000"))
+            tasks.start_soon(run.run, config_of(run.path, "layers=0,load_ms=3000"))
             while "loading" not in run.states:
                 await anyio.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -139,7 +139,7 @@ async def test_what_parents_hand_down_is_served_until_they_close_it() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.run, config)
-            async with attach(await anyio.abc.SocketStream.from_socket(ours)) as client:
+            async with attach(await anyio.abc.UNIXSocketStream.from_socket(ours)) as client:
                 assert (await client.complete("x", max_tokens=3)).finished.n_generated == 3
                 async with client.generate("x", shift=True) as stream:
                     await anext(stream)

@@ -1,0 +1,45 @@
+"""Reading and writing a socket by itself, below anyio's stream, which owns and closes it."""
+
+import anyio
+from anyio.abc import SocketAttribute, UNIXSocketStream
+from anyio.lowlevel import checkpoint
+
+
+async def receive(stream: UNIXSocketStream, n_bytes: int) -> bytes:
+    """Return up to so many bytes as soon as there are some; none at the end of the stream.
+
+    The stream's own `receive` is cancelled badly on asyncio when bytes arrive in the same turn of
+    the loop: the loop logs an InvalidStateError. A peer that is cut off while it speaks, and a
+    client that leaves while it is answered, do just that all the time.
+
+    Raises:
+        anyio.BrokenResourceError: the connection was reset.
+    """
+    sock = stream.extra(SocketAttribute.raw_socket)
+    await checkpoint()  # a peer that always has more to say must not be all that we hear
+    while True:
+        try:
+            return sock.recv(n_bytes)
+        except BlockingIOError:
+            await anyio.wait_readable(sock)
+        except OSError as err:
+            raise anyio.BrokenResourceError from err
+
+
+async def send(stream: UNIXSocketStream, data: bytes, timeout_s: float) -> None:
+    """Send all of the data. What fits into the socket's buffer costs one system call.
+
+    Raises:
+        TimeoutError: the peer has taken nothing for so many seconds.
+        anyio.BrokenResourceError: the connection is closed.
+    """
+    sock = stream.extra(SocketAttribute.raw_socket)
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[sock.send(left) :]
+        except BlockingIOError:
+            with anyio.fail_after(timeout_s):
+                await anyio.wait_writable(sock)
+        except OSError as err:
+            raise anyio.BrokenResourceError from err

@@ -1,0 +1,203 @@
+"""Whole daemons: streams, signals, deaths, exit statuses."""
+
+import signal
+import socket
+import subprocess
+import sys
+
+import anyio
+import pytest
+from anyio import to_thread
+from anyio.abc import UNIXSocketStream
+
+from runnerd.client import Client, ConnectionLost, RequestFailed, attach, connect
+from runnerd_protocol.framing import encode_frame
+from runnerd_protocol.messages import Generate, Hello
+from tests.daemon_process import DaemonProcess, start_daemon_process
+
+pytestmark = pytest.mark.anyio
+
+SLOW = "layers=0,step_ms=2"
+
+# A client that can be killed with no regard for anybody: it imports nothing of ours.
+DOOMED_CLIENT = """
+import socket, signal, sys
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+sock.sendall(bytes.fromhex(sys.argv[2]))
+sock.recv(1)
+print("reading", flush=True)
+while sock.recv(100):
+    pass
+"""
+
+
+async def is_idle(client: Client) -> None:
+    async with client.subscribe(0.05) as statuses:
+        async for status in statuses:
+            if status.n_slots_free == status.n_slots:
+                return
+
+
+async def hang(daemon: DaemonProcess, client: Client) -> None:
+    """Wait until the step in progress is one that does not end."""
+    async with client.subscribe(0.05) as statuses:
+        async for status in statuses:
+            if status.state == "stalled":
+                return
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_a_daemon_serves_drains_and_leaves_nothing_behind(backend: str) -> None:
+    async with (
+        start_daemon_process(SLOW, "--async-backend", backend) as daemon,
+        connect(daemon.path) as client,
+    ):
+        done = await client.complete("Once", max_tokens=20, temperature=0.0)
+        assert (done.finished.n_generated, len(done.text)) == (20, 20)
+        async with client.generate("x", max_tokens=150) as stream:
+            await anext(stream)
+            daemon.signal(signal.SIGTERM)
+            assert (await stream.completion()).finished.n_generated == 150
+        assert await daemon.exit_code() == 0
+        assert not daemon.path.exists()
+        assert [p.name for p in daemon.path.parent.iterdir()] != []
+        assert not daemon.path.with_name("socket.lock").exists()
+        assert "Traceback" not in daemon.log
+
+
+async def test_a_client_killed_in_mid_stream_frees_its_slots() -> None:
+    frames = encode_frame(Hello(1, 1)) + b"".join(
+        encode_frame(Generate(i, "x", shift=True)) for i in range(4)
+    )
+    async with start_daemon_process("layers=0") as daemon, connect(daemon.path) as client:
+        for _ in range(10):
+            doomed = subprocess.Popen(
+                [sys.executable, "-S", "-c", DOOMED_CLIENT, str(daemon.path), frames.hex()],
+                stdout=subprocess.PIPE,
+            )
+            assert doomed.stdout is not None
+            with doomed.stdout:
+                assert await to_thread.run_sync(doomed.stdout.readline) == b"reading\n"
+            doomed.kill()
+            doomed.wait()
+            with anyio.fail_after(10):
+                await is_idle(client)
+        await daemon.has_all_slots()
+        assert "Traceback" not in daemon.log
+        assert "library.logged" not in daemon.log
+
+
+async def test_a_daemon_killed_in_mid_stream_is_no_success() -> None:
+    async with start_daemon_process("layers=0") as daemon, connect(daemon.path) as client:
+        async with client.generate("x", shift=True) as stream:
+            await anext(stream)
+            daemon.signal(signal.SIGKILL)
+            with pytest.raises(ConnectionLost):
+                async for _ in stream:
+                    pass
+            assert stream.finished is None
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_it_at_once_though_a_step_hangs(first: signal.Signals) -> None:
+    options = ("--step-timeout", "0.2")
+    async with (
+        start_daemon_process("layers=0,hang_at=5", *options) as daemon,
+        connect(daemon.path) as client,
+    ):
+        async with client.generate("x", shift=True) as stream:
+            await anext(stream)
+            with anyio.fail_after(20):
+                await hang(daemon, client)
+                daemon.signal(first)
+                with pytest.raises(RequestFailed, match="shutting_down"):
+                    while True:
+                        await client.complete("y", max_tokens=0)
+                daemon.signal(signal.SIGTERM)
+                assert await daemon.exit_code(within_s=5) == 70
+                with pytest.raises(ConnectionLost):
+                    async for _ in stream:
+                        pass
+        assert not daemon.path.exists()
+
+
+async def test_a_hundred_signals_are_no_more_than_two() -> None:
+    async with start_daemon_process(SLOW) as daemon, connect(daemon.path) as client:
+        async with client.generate("x", shift=True) as stream:
+            await anext(stream)
+            for _ in range(100):
+                if daemon.process.poll() is None:
+                    daemon.signal(signal.SIGTERM)
+            assert await daemon.exit_code(within_s=5) in (0, 70)
+        assert "Traceback" not in daemon.log
+
+
+async def test_a_daemon_ends_with_its_parent_though_a_step_hangs() -> None:
+    ours, theirs = socket.socketpair()
+    options = ("--step-timeout", "0.2")
+    async with start_daemon_process("layers=0,hang_at=5", *options, inherits=theirs) as daemon:
+        async with attach(await UNIXSocketStream.from_socket(ours)) as client:
+            async with client.generate("x", shift=True) as stream:
+                await anext(stream)
+                await hang(daemon, client)
+        assert await daemon.exit_code(within_s=10) == 70
+
+
+async def test_a_daemon_ends_with_its_parent_amid_the_load() -> None:
+    ours, theirs = socket.socketpair()
+    async with start_daemon_process(
+        "layers=0,load_ms=10000", inherits=theirs, waits_until_ready=False
+    ) as daemon:
+        async with attach(await UNIXSocketStream.from_socket(ours)) as client:
+            assert (await client.status()).state == "loading"
+        assert await daemon.exit_code(within_s=5) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "code"),
+    [
+        ("layers=0,load_ms=1500,fail_load=1", 65, "load_failed"),
+        ("layers=0,load_ms=1500,broken_at=2", 70, "engine_failed"),
+    ],
+)
+async def test_whoever_waits_is_told_before_a_failing_daemon_exits(
+    options: str, exit_code: int, code: str
+) -> None:
+    ours, theirs = socket.socketpair()
+    async with start_daemon_process(options, inherits=theirs, waits_until_ready=False) as daemon:
+        async with attach(await UNIXSocketStream.from_socket(ours)) as client:
+            with pytest.raises(RequestFailed, match=code):
+                await client.complete("x")
+        assert await daemon.exit_code(within_s=5) == exit_code
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("flash_attn", ["off", "auto"])
+async def test_16_streams_of_a_real_model_equal_each_alone(flash_attn: str) -> None:
+    subjects = "rain sun snow sea fire stone wood iron bread salt tea glass rope ink wool gold"
+    prompts = [f"The story of {subject} begins" for subject in subjects.split()]
+    options = ("--slots", "16", "--ctx", "256", "--flash-attn", flash_attn)
+
+    async def tokens(client: Client, prompt: str) -> list[int]:
+        async with client.generate(
+            prompt, max_tokens=24, temperature=0.0, return_tokens=True
+        ) as stream:
+            return [token async for delta in stream for token in delta.tokens]
+
+    together: dict[str, list[int]] = {}
+
+    async def note(client: Client, prompt: str) -> None:
+        together[prompt] = await tokens(client, prompt)
+
+    async with (
+        start_daemon_process("smollm2", *options, engine="llama") as daemon,
+        connect(daemon.path) as client,
+    ):
+        async with anyio.create_task_group() as tasks:
+            for prompt in prompts:
+                tasks.start_soon(note, client, prompt)
+        alone = {prompt: await tokens(client, prompt) for prompt in prompts}
+        differing = [prompt for prompt in prompts if alone[prompt] != together[prompt]]
+        assert differing == []
+        assert all(len(t) == 24 for t in alone.values())
