@@ -14,12 +14,6 @@ from runnerd.errors import ConfigError, EngineBroken, NoKVSlot
 
 # On an abort ggml forks a debugger for a backtrace, which takes seconds and can hang.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-# OpenMP's threads spin while they wait for each other. By default they do so for so long that
-# one busy neighbour on a core stalls them all; not at all, and every wait costs a system call.
-# Tokens/s of 8 sequences on 2 cores, alone and beside one busy process: by default 194 and 57,
-# passive waiting 123 and 97, 1000 rounds 194 and 91. Read once, when libgomp is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 try:
     import llama_cpp as lib
 except ImportError as err:
