@@ -2,7 +2,6 @@
 
 import os
 import secrets
-from functools import cache
 from time import time
 
 import psutil
@@ -16,6 +15,8 @@ from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 SERVER_NAME = f"runnerd/{__version__}"
+_process = psutil.Process()  # knows when it was made, and need not look again
+
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 
 
@@ -92,9 +93,12 @@ def finished(
     )
 
 
-@cache
-def _process() -> psutil.Process:
-    return psutil.Process()
+def _resident_bytes() -> int:
+    """Return the process's memory; 0 where there is no descriptor left to ask with."""
+    try:
+        return _process.memory_info().rss
+    except OSError:
+        return 0
 
 
 def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -> wire.Status:
@@ -108,7 +112,7 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         load_fraction=runner.load_fraction,
         model=runner.config.engine.model if engine is None else engine.model.name,
         pid=os.getpid(),
-        uptime_s=round(time() - _process().create_time(), 3),
+        uptime_s=round(time() - _process.create_time(), 3),
         n_slots=runner.config.engine.n_slots,
         n_slots_free=0 if batcher is None else batcher.residency.pool.n_free,
         n_waiting=runner.n_waiting,
@@ -126,7 +130,7 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         tokens_per_s=round(runner.tokens_per_s, 2),
         step_ms=round(runner.step_s * 1e3, 3),
         step_age_s=round(runner.step_age_s, 3),
-        resident_bytes=_process().memory_info().rss,
+        resident_bytes=_resident_bytes(),
     )
 
 

@@ -46,10 +46,12 @@ class Server:
                 while True:
                     try:
                         stream = await listener.accept()
-                    except OSError as err:
-                        if err.errno not in NO_DESCRIPTORS:
+                    except (OSError, anyio.BrokenResourceError) as err:
+                        # What accept(2) said; anyio has it wrapped on asyncio.
+                        cause = err if isinstance(err, OSError) else err.__cause__
+                        if not isinstance(cause, OSError) or cause.errno not in NO_DESCRIPTORS:
                             raise
-                        await self._wait_for_descriptors(err)
+                        await self._wait_for_descriptors(cause)
                         continue
                     assert isinstance(stream, UNIXSocketStream)
                     sessions.start_soon(self._serve, stream)

@@ -18,6 +18,7 @@ from anyio import to_thread
 from runnerd.client import connect
 
 START_S = 60.0
+RUNNERD = (sys.executable, "-m", "runnerd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,7 @@ async def start_daemon_process(
             notified.bind(f"{folder}/notify")
             notified.setblocking(False)
             process = subprocess.Popen(
-                [sys.executable, "-m", "runnerd", "serve", model, "--engine", engine]
-                + [*where, *options],
+                [*RUNNERD, "serve", model, "--engine", engine, *where, *options],
                 env=os.environ | {"NOTIFY_SOCKET": f"{folder}/notify"},
                 pass_fds=() if inherits is None else (inherits.fileno(),),
                 stdin=subprocess.DEVNULL,

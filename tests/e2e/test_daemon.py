@@ -126,10 +126,11 @@ async def test_a_hundred_signals_are_no_more_than_two() -> None:
     async with start_daemon_process(SLOW) as daemon, connect(daemon.path) as client:
         async with client.generate("x", shift=True) as stream:
             await anext(stream)
-            for _ in range(100):
+            for _ in range(100):  # some of which the kernel makes one
                 if daemon.process.poll() is None:
                     daemon.signal(signal.SIGTERM)
-            assert await daemon.exit_code(within_s=5) in (0, 70)
+                    await anyio.sleep(0.01)
+            assert await daemon.exit_code(within_s=5) == 70
         assert "Traceback" not in daemon.log
 
 
@@ -173,11 +174,12 @@ async def test_whoever_waits_is_told_before_a_failing_daemon_exits(
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("flash_attn", ["off", "auto"])
+@pytest.mark.parametrize("flash_attn", ["on", "auto"])
 async def test_16_streams_of_a_real_model_equal_each_alone(flash_attn: str) -> None:
     subjects = "rain sun snow sea fire stone wood iron bread salt tea glass rope ink wool gold"
     prompts = [f"The story of {subject} begins" for subject in subjects.split()]
-    options = ("--slots", "16", "--ctx", "256", "--flash-attn", flash_attn)
+    # One thread: two would wait for each other on a machine that has other things to do.
+    options = ("--slots=16", "--ctx=256", "--threads=1", f"--flash-attn={flash_attn}")
 
     async def tokens(client: Client, prompt: str) -> list[int]:
         async with client.generate(

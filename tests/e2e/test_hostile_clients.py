@@ -45,9 +45,12 @@ async def test_ten_thousand_connections_that_come_and_go_leave_nothing_behind() 
         assert daemon.log == ""
 
 
-async def test_without_descriptors_a_daemon_neither_spins_nor_drops_who_is_there() -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_without_descriptors_a_daemon_neither_spins_nor_drops_who_is_there(
+    backend: str,
+) -> None:
     async with (
-        start_daemon_process("layers=0") as daemon,
+        start_daemon_process("layers=0", "--async-backend", backend) as daemon,
         connect(daemon.path) as client,
     ):
         n_open = daemon.facts.num_fds()

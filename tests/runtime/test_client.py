@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
-from anyio.abc import UNIXSocketStream
+from anyio.abc import SocketStream, UNIXSocketStream
 
 from runnerd.client import Client, ConnectionLost, RequestFailed, connect
 from runnerd.socket_io import receive
@@ -41,16 +41,22 @@ async def scripted(script: Callable[[UNIXSocketStream], Awaitable[None]]) -> Asy
     with TemporaryDirectory() as folder:
         path = Path(folder, "socket")
 
-        async def serve(stream: UNIXSocketStream) -> None:
+        async def serve(stream: SocketStream) -> None:
+            assert isinstance(stream, UNIXSocketStream)
             async with stream:
                 await receive(stream, 2**16)
                 await script(stream)
 
-        async with await anyio.create_unix_listener(path) as listener:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(listener.serve, serve)
-                yield path
-                tasks.cancel_scope.cancel()
+        async def accept() -> None:
+            await listener.serve(serve)
+
+        async with (
+            await anyio.create_unix_listener(path) as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(accept)
+            yield path
+            tasks.cancel_scope.cancel()
 
 
 # --- streams that end badly ---------------------------------------------------------------------
@@ -278,7 +284,7 @@ async def test_tasks_share_a_client() -> None:
 
 async def test_a_refused_request_raises_what_the_daemon_said() -> None:
     async with running_daemon(n_ctx=64) as daemon, connect(daemon.path) as client:
-        with pytest.raises(RequestFailed, match="prompt_too_long: .*101.*64") as caught:
+        with pytest.raises(RequestFailed, match=r"prompt_too_long: .*101.*64") as caught:
             await client.complete("x" * 100)
         assert isinstance(caught.value.failed, Failed)
         assert (await client.complete("x", max_tokens=1)).finished.n_generated == 1
@@ -324,8 +330,12 @@ async def test_a_message_in_single_bytes_is_understood() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
         await receive(stream, 2**16)
-        end = [Accepted(1), Delta(1, "é"), Finished(1, "length", n_text_bytes=2)]
-        for byte in b"".join(map(encode_frame, end)):
+        end: list[DaemonMessage] = [
+            Accepted(1),
+            Delta(1, "é"),
+            Finished(1, "length", n_text_bytes=2),
+        ]
+        for byte in b"".join(encode_frame(message) for message in end):
             await stream.send(bytes([byte]))
 
     async with scripted(script) as path, connect(path) as client:

@@ -22,6 +22,7 @@ from runnerd_protocol.messages import (
     GetModel,
     GetStatus,
     Model,
+    Part,
     Status,
     Subscribe,
     Text,
@@ -243,7 +244,7 @@ async def test_splitting_plain_text_makes_no_special_token() -> None:
 
 @pytest.mark.parametrize("n_bos", [0, 1])
 async def test_bos_comes_once(n_bos: int) -> None:
-    parts = [TokensPart([BOS] * n_bos), TextPart("a"), TextPart("b")]
+    parts: list[Part] = [TokensPart([BOS] * n_bos), TextPart("a"), TextPart("b")]
     async with running_daemon() as daemon, connect(daemon.path) as client:
         assert await client.tokenize(parts) == [BOS, *b"ab"]
         assert (await client.complete(parts, max_tokens=1)).finished.n_prompt == 3
