@@ -10,6 +10,9 @@ from loadtest.run import run_clients
 from runnerd.client import Client
 from runnerd.launcher import launch
 
+# The bare loop evaluates all prompts at once. So does a daemon whose streams may wait this long.
+PATIENT = "--target-itl-ms=10000"
+
 ENGINE_FREE = "layers=0"  # the reference engine's model whose steps cost next to nothing
 
 
@@ -21,6 +24,7 @@ async def run_daemon(setup: Setup, load: Load) -> Report:
         f"--threads={setup.n_threads}",
         f"--kv={setup.kv}",
         f"--flash-attn={setup.flash_attn}",
+        PATIENT,
     ]
     async with _ready(setup.model, load.n_streams, setup.n_ctx, options) as (client, ready_s):
         return await run_clients([client], load, ready_s)

@@ -40,7 +40,8 @@ async def test_ten_thousand_connections_that_come_and_go_leave_nothing_behind() 
                 tasks.start_soon(come_and_go, daemon, 1000)
         await daemon.has_all_slots()
         after = daemon.facts.num_fds(), daemon.facts.num_threads(), daemon.private_bytes
-        assert after[:2] == before[:2]
+        assert after[0] == before[0]
+        assert after[1] <= before[1]  # an idle worker thread ends after a while
         assert after[2] < before[2] + 8 * MIB
         assert daemon.log == ""
 
