@@ -6,31 +6,36 @@
     print(stream.finished.reason)
 
 Leaving a stream's block early cancels its request. A stream that ends without `Finished`
-raises: `RequestFailed` if the daemon said why, `ConnectionLost` if it could not.
+raises: `RequestFailed` if the daemon said why, otherwise `ConnectionLost`.
 """
 
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from os import PathLike
-from typing import Generic, Self, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio.abc import UNIXSocketStream
-from msgspec import Struct
 
 from runnerd.socket_io import receive
+from runnerd.streams import (
+    CannotSend,
+    ClientError,
+    Completion,
+    ConnectionLost,
+    GenerationStream,
+    Mailbox,
+    RequestFailed,
+    StatusStream,
+)
 from runnerd_protocol.connection import ClientConnection
-from runnerd_protocol.errors import IncompleteStream, RemoteProtocolError
+from runnerd_protocol.errors import IncompleteStream, LocalProtocolError, RemoteProtocolError
 from runnerd_protocol.messages import (
-    Accepted,
     Cancel,
     ClientMessage,
     DaemonMessage,
-    Delta,
     Detokenize,
     Failed,
-    Finished,
     Generate,
     GetModel,
     GetStatus,
@@ -45,118 +50,25 @@ from runnerd_protocol.messages import (
     Welcome,
 )
 
+__all__ = [
+    "CannotSend",
+    "Client",
+    "ClientError",
+    "Completion",
+    "ConnectionLost",
+    "GenerationStream",
+    "RequestFailed",
+    "StatusStream",
+    "attach",
+    "connect",
+]
+
 READ_BYTES = 2**16
 CANCEL_S = 1.0  # for a cancel to be written when a block is left
 SEND_S = 30.0  # for the daemon to take a message; it reads at all times
 
 T = TypeVar("T")
-
-
-class ClientError(Exception):
-    """Base of what the client raises."""
-
-
-class RequestFailed(ClientError):
-    """The daemon could not serve the request; `failed` says why, in words and numbers."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(f"{failed.code}: {failed.message}")
-        self.failed = failed
-
-
-class ConnectionLost(ClientError):
-    """The connection ended, and this request has no answer. What came is incomplete."""
-
-
-class Completion(Struct, frozen=True):
-    """A finished generation: all of its text, and how it went."""
-
-    text: str
-    finished: Finished
-
-
-class _Mailbox:
-    """What has come for one request, and the way to wait for more."""
-
-    def __init__(self) -> None:
-        self._messages: deque[DaemonMessage] = deque()
-        self._waiter: anyio.Event | None = None
-        self._loss: str | None = None
-
-    def put(self, message: DaemonMessage) -> None:
-        self._messages.append(message)
-        self._wake()
-
-    def lose(self, loss: str) -> None:
-        self._loss = loss
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            self._waiter.set()
-            self._waiter = None
-
-    async def get(self) -> DaemonMessage:
-        while not self._messages:
-            if self._loss is not None:
-                raise ConnectionLost(self._loss)
-            self._waiter = anyio.Event()
-            await self._waiter.wait()
-        message = self._messages.popleft()
-        if isinstance(message, Failed):
-            raise RequestFailed(message)
-        return message
-
-
-class _Stream(Generic[T]):
-    """Messages of one request, until its last."""
-
-    def __init__(self, request_id: int, mailbox: _Mailbox) -> None:
-        self.request_id = request_id
-        self._mailbox = mailbox
-
-    def __aiter__(self) -> Self:
-        return self
-
-
-class GenerationStream(_Stream[Delta]):
-    """The deltas of one generation; `finished` is there when they have ended."""
-
-    accepted: Accepted | None = None
-    finished: Finished | None = None
-
-    async def __anext__(self) -> Delta:
-        """Return the next piece of text.
-
-        Raises:
-            RequestFailed: the daemon could not complete the request.
-            ConnectionLost: the connection ended before the request did.
-        """
-        while self.finished is None:
-            match await self._mailbox.get():
-                case Delta() as delta:
-                    return delta
-                case Accepted() as accepted:
-                    self.accepted = accepted
-                case Finished() as finished:
-                    self.finished = finished
-        raise StopAsyncIteration
-
-    async def completion(self) -> Completion:
-        """Wait for the end; return all text that has not been read yet."""
-        text = "".join([delta.text async for delta in self])
-        assert self.finished is not None
-        return Completion(text, self.finished)
-
-
-class StatusStream(_Stream[Status]):
-    """Statuses of a subscription. It ends with the connection, or when its block is left."""
-
-    async def __anext__(self) -> Status:
-        """Return the next status."""
-        message = await self._mailbox.get()
-        assert isinstance(message, Status)
-        return message
+_Request = Generate | Tokenize | Detokenize | GetStatus | GetModel | Subscribe
 
 
 class Client:
@@ -166,7 +78,7 @@ class Client:
         self.welcome: Welcome | None = None
         self._stream = stream
         self._connection = ClientConnection()
-        self._mailboxes: dict[int, _Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self._next_id = 0
         self._sending = anyio.Lock()
         self._welcomed = anyio.Event()
@@ -210,7 +122,7 @@ class Client:
         async with self._open(request) as mailbox:
             yield StatusStream(request.request_id, mailbox)
 
-    async def _ask(self, request: Tokenize | Detokenize | GetStatus | GetModel, kind: type[T]) -> T:
+    async def _ask(self, request: _Request, kind: type[T]) -> T:
         async with self._open(request) as mailbox:
             answer = await mailbox.get()
         assert isinstance(answer, kind)
@@ -221,18 +133,16 @@ class Client:
         return self._next_id
 
     @asynccontextmanager
-    async def _open(
-        self, request: Generate | Tokenize | Detokenize | GetStatus | GetModel | Subscribe
-    ) -> AsyncIterator[_Mailbox]:
+    async def _open(self, request: _Request) -> AsyncIterator[Mailbox]:
         """Send a request; when the block is left before its end, cancel it."""
-        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        mailbox = self._mailboxes[request.request_id] = Mailbox()
         try:
             await self._send(request)
             yield mailbox
         finally:
             del self._mailboxes[request.request_id]
             mailbox.lose("the request's block was left")
-            if request.request_id in self._connection.active:
+            if self._connection.is_active(request.request_id):
                 with anyio.move_on_after(CANCEL_S, shield=True), suppress(ConnectionLost):
                     await self._send(Cancel(request.request_id))
 
@@ -242,11 +152,15 @@ class Client:
         async with self._sending:
             if self._loss is not None:
                 raise ConnectionLost(self._loss)
+            try:
+                frame = self._connection.send(message)
+            except LocalProtocolError as err:
+                raise CannotSend(str(err)) from err
             # Shielded: half a frame would make nonsense of every later one.
             with anyio.move_on_after(SEND_S, shield=True) as scope:
                 try:
-                    await self._stream.send(self._connection.send(message))
-                except anyio.BrokenResourceError:
+                    await self._stream.send(frame)
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                     await self._lost.wait()  # the receiver reads on, and will know why
             if scope.cancelled_caught:
                 self._lose(f"the daemon has not read for {SEND_S} s")
@@ -266,30 +180,36 @@ class Client:
             while data := await receive(self._stream, READ_BYTES):
                 for message in self._connection.receive(data):
                     self._route(message)
-            self._lose(self._why_ended())
+            self._connection.receive_eof()
+            self._lose("the daemon has closed the connection")
         except anyio.BrokenResourceError:
             self._lose("the daemon has closed the connection")
+        except IncompleteStream as err:
+            self._lose(str(err))
         except RemoteProtocolError as err:
+            for message in err.messages:
+                self._route(message)
             self._lose(f"the daemon broke the protocol: {err}")
+        finally:
+            self._lose("it was closed here")  # this was cancelled: nobody else will say so
 
     def _route(self, message: DaemonMessage) -> None:
         match message:
             case Welcome():
                 self.welcome = message
                 self._welcomed.set()
-            case ProtocolError():
+            case ProtocolError(fatal=True):
                 self._lose(f"{message.code}: {message.message}")
+            case ProtocolError(code, text, details={"request_id": int(request_id)} as details):
+                self._deliver(request_id, Failed(request_id, code, text, details=details))
+            case ProtocolError():
+                pass  # no request of ours is meant
             case _:
-                mailbox = self._mailboxes.get(message.request_id)
-                if mailbox is not None:
-                    mailbox.put(message)
+                self._deliver(message.request_id, message)
 
-    def _why_ended(self) -> str:
-        try:
-            self._connection.receive_eof()
-        except IncompleteStream as err:
-            return str(err)
-        return "the daemon has closed the connection"
+    def _deliver(self, request_id: int, message: DaemonMessage) -> None:
+        if request_id in self._mailboxes:
+            self._mailboxes[request_id].put(message)
 
     def _lose(self, loss: str) -> None:
         """Fail whoever still waits; the first cause is the one that counts."""
@@ -314,8 +234,7 @@ async def attach(stream: UNIXSocketStream) -> AsyncIterator[Client]:
     except BaseExceptionGroup as group:
         # The receiver raises nothing, so this is the caller's own exception, wrapped.
         if len(group.exceptions) == 1:
-            error = group.exceptions[0]
-            raise error from error.__cause__
+            raise group.exceptions[0] from group.exceptions[0].__cause__
         raise
 
 

@@ -5,10 +5,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runnerd.engine.base import EngineConfig
+from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.errors import ConfigError
-
-MAX_SLOTS = 256  # llama.cpp's limit on sequences in a context
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,11 @@ def check_config(config: Config) -> None:
             f"batch {engine.n_batch} is less than slots {engine.n_slots}:"
             " every generating sequence needs a row in each step"
         )
-    if engine.n_cells and engine.n_cells < max(engine.n_ctx, 1):
+    if engine.n_ctx == 1:
+        raise ConfigError("ctx 1 has no room for a prompt and a token")
+    if engine.n_cells and engine.n_cells < max(engine.n_ctx, 2):
         raise ConfigError(
-            f"ctx-total {engine.n_cells} is less than ctx {engine.n_ctx}:"
+            f"ctx-total {engine.n_cells} is less than {max(engine.n_ctx, 2)}:"
             " not even one request would fit"
         )
     if config.socket_path is None and config.inherited_fd is None:

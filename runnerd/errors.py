@@ -6,6 +6,8 @@ start. `NoKVSlot` is met by planning a smaller step. `EngineBroken` ends the pro
 
 Details = dict[str, int | float | str | None]
 
+MAX_VALUE_CHARS = 64  # of a value at fault that are told: as the protocol promises
+
 
 class RunnerdError(Exception):
     """Base of the errors that this package raises on purpose."""
@@ -46,9 +48,12 @@ class LoadCancelled(LoadError):
 
 
 class RequestError(RunnerdError):
-    """This request cannot be served; the connection and everybody else go on."""
+    """This request cannot be served; the connection and everybody else go on.
 
-    code = "internal"
+    Each kind has the `code` that the client is told.
+    """
+
+    code: str
     retryable = False
 
     def __init__(self, message: str, **details: int | float | str | None) -> None:
@@ -57,9 +62,17 @@ class RequestError(RunnerdError):
 
 
 class InvalidRequest(RequestError):
-    """A field is out of range or makes no sense."""
+    """A field is out of range or makes no sense.
+
+    `field` is a path in the request (`prompt[0].tokens[3]`), `limit` what was expected there.
+    """
 
     code = "invalid_request"
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        printed = str(value)[:MAX_VALUE_CHARS]
+        message = f"{field} is {printed}, expected {limit}"
+        super().__init__(message, field=field, value=printed, limit=limit)
 
 
 class PromptTooLong(RequestError):
@@ -92,12 +105,6 @@ class EngineFailed(RequestError):
     """The engine could not complete this request."""
 
     code = "engine_failed"
-
-
-class SlowReader(RequestError):
-    """The client did not read its answer in time."""
-
-    code = "slow_reader"
 
 
 class NoKVSlot(RunnerdError):

@@ -45,34 +45,39 @@ class StartFailed(ClientError):
 
 
 class ChildDied(ClientError):
-    """The child has ended. `returncode` is negative for a signal; `last_lines` of stderr."""
+    """The child has ended. `returncode` is negative for a signal; `last_lines` of stderr.
 
-    def __init__(self, returncode: int, last_words: LastWords) -> None:
+    `sent` is the signal that we have ended it with, None if it has ended by itself.
+    """
+
+    def __init__(
+        self, returncode: int, last_words: LastWords, sent: signal.Signals | None = None
+    ) -> None:
         self.returncode = returncode
         self.last_lines = last_words.lines
+        self.sent = sent
         words = last_words.summary()
         super().__init__(
-            f"the daemon has ended: {describe_exit(returncode)}{words and f': {words}'}"
+            f"the daemon has ended: {describe_exit(returncode, sent)}{words and f': {words}'}"
         )
 
 
 class Child:
     """A running daemon and the connection to it. Made by `launch`."""
 
-    def __init__(self, client: Client, process: Process, last_words: LastWords) -> None:
+    def __init__(self, client: Client, running: "_Running") -> None:
         self.client = client
-        self._process = process
-        self._last_words = last_words
+        self._running = running
 
     @property
     def pid(self) -> int:
         """The child's process id."""
-        return self._process.pid
+        return self._running.process.pid
 
     @property
     def returncode(self) -> int | None:
         """The exit status, or minus the number of the signal; None while it runs."""
-        return self._process.returncode
+        return self._running.process.returncode
 
     async def ready(self, on_status: Callable[[Status], None] | None = None) -> Status:
         """Wait until the model is loaded; `on_status` is told of each step of the load.
@@ -95,7 +100,7 @@ class Child:
 
     async def death(self) -> ChildDied:
         """Return why the child has ended; one that has not is given some seconds to do so."""
-        return ChildDied(await _end(self._process, self._last_words), self._last_words)
+        return await self._running.end()
 
 
 @asynccontextmanager
@@ -120,22 +125,29 @@ async def launch(
     for name, value in (("--slots", slots), ("--ctx", ctx)):
         if value is not None:
             arguments.insert(0, f"{name}={value}")
-    ours, theirs = socket.socketpair()
+    ours, theirs = _socketpair()
     with ours, theirs:
         process = await _start(python, arguments, theirs)
-        last_words = LastWords(on_line)
+        running = _Running(process, LastWords(on_line))
         try:
             theirs.close()  # or the end of the child would not end the connection
             with _unwrapped():
                 async with anyio.create_task_group() as tasks:
                     assert process.stderr is not None
-                    tasks.start_soon(last_words.read, process.stderr)
-                    async with _connected(process, last_words, ours) as client:
-                        yield Child(client, process, last_words)
+                    tasks.start_soon(running.last_words.read, process.stderr)
+                    async with _connected(running, ours) as client:
+                        yield Child(client, running)
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await process.aclose()
+
+
+def _socketpair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as err:
+        raise StartFailed(f"cannot make a socket for the child: {err.strerror}") from err
 
 
 async def _start(python: str, arguments: Sequence[str], sock: socket.socket) -> Process:
@@ -155,9 +167,7 @@ async def _start(python: str, arguments: Sequence[str], sock: socket.socket) -> 
 
 
 @asynccontextmanager
-async def _connected(
-    process: Process, last_words: LastWords, sock: socket.socket
-) -> AsyncIterator[Client]:
+async def _connected(running: "_Running", sock: socket.socket) -> AsyncIterator[Client]:
     """Attach to a child, and see to its end; a connection lost to its death names the cause."""
     is_greeted = False
     try:
@@ -165,39 +175,58 @@ async def _connected(
             is_greeted = True
             yield client
     except ConnectionLost as err:
-        returncode = await _end(process, last_words)
-        if returncode == 0 and is_greeted:  # it ended well, so the connection is all there is
+        death = await running.end()
+        if death.returncode == 0 and is_greeted:  # it ended well: the connection is all there is
             raise
-        raise ChildDied(returncode, last_words) from err
+        raise death from err
     finally:
-        await _end(process, last_words)
+        await running.end()
 
 
-async def _end(process: Process, last_words: LastWords) -> int:
-    """Wait for the child's end and its last words; end it by force if it takes too long."""
-    with anyio.CancelScope(shield=True):
-        for seconds, then in ((END_S, process.terminate), (TERM_S, process.kill)):
-            with anyio.move_on_after(seconds):
-                await process.wait()
-            if process.returncode is not None:
-                break
-            with suppress(ProcessLookupError):  # it ended just now
-                then()
-        returncode = await process.wait()
-        with anyio.move_on_after(STDERR_S):
-            await last_words.complete.wait()
-    return returncode
+class _Running:
+    """A child's process, with what is known about its end."""
+
+    def __init__(self, process: Process, last_words: LastWords) -> None:
+        self.process = process
+        self.last_words = last_words
+        self._sent: signal.Signals | None = None
+
+    async def end(self) -> ChildDied:
+        """Wait for the child's end and its last words; end it by force if it takes too long."""
+        with anyio.CancelScope(shield=True):
+            for seconds, then in ((END_S, signal.SIGTERM), (TERM_S, signal.SIGKILL)):
+                with anyio.move_on_after(seconds):
+                    await self.process.wait()
+                if self.process.returncode is not None:
+                    break
+                with suppress(ProcessLookupError):  # it ended just now
+                    self.process.send_signal(then)
+                    self._sent = then
+            returncode = await self.process.wait()
+            with anyio.move_on_after(STDERR_S):
+                await self.last_words.complete.wait()
+        return ChildDied(returncode, self.last_words, self._sent)
 
 
-def describe_exit(returncode: int) -> str:
-    """Return in plain words how a process has ended."""
+def describe_exit(returncode: int, sent: signal.Signals | None = None) -> str:
+    """Return in plain words how a process has ended; `sent` is what we have ended it with."""
+    name = _signal_name(-returncode)
+    if sent is not None:
+        outcome = name if returncode < 0 else f"exit status {returncode}"
+        return f"it did not end by itself and was sent {sent.name} ({outcome})"
     if returncode >= 0:
         return f"{EXIT_CAUSES.get(returncode, 'unknown cause')} (exit status {returncode})"
-    name = signal.Signals(-returncode).name
     if name in CRASH_SIGNALS:
         return f"it crashed ({name})"
     hint = ", perhaps because memory ran out" if name == "SIGKILL" else ""
     return f"it was killed by {name}{hint}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 @contextmanager

@@ -69,17 +69,18 @@ class NativeLogRelay:
         Everything written before this call is counted in. Waits for the relay, at most a second
         (so not in an event loop); without an answer there are none. One call at a time.
         """
-        if self._process is None:
+        process = self._process  # `stop` in another thread takes it away
+        if process is None:
             return []
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         self._n_questions += 1
         question = str(self._n_questions)
-        if not _write_mark(self._process.mark, question, deadline):
+        if not _write_mark(process.mark, question, deadline):
             return []
         while True:
-            self._process.answers.settimeout(max(0.001, deadline - time.monotonic()))
+            process.answers.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                answer = self._process.answers.recv(ANSWER_BYTES)
+                answer = process.answers.recv(ANSWER_BYTES)
             except TimeoutError:
                 return []
             if not answer:  # the relay has died
@@ -100,7 +101,7 @@ class NativeLogRelay:
         os.dup2(process.real_stderr, STDERR)
         os.close(process.real_stderr)
         with suppress(ChildProcessError, ProcessLookupError):  # somebody has reaped it for us
-            _reap(process.pid, deadline)
+            _reap(process, deadline)
         process.answers.close()
 
 
@@ -164,14 +165,12 @@ def _write_mark(mark: bytes, word: str, deadline: float) -> bool:
     return True
 
 
-def _reap(pid: int, deadline: float) -> None:
-    pidfd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            # A process that the daemon started still holds descriptor 2.
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    finally:
-        os.close(pidfd)
+def _reap(process: _RelayProcess, deadline: float) -> None:
+    # The relay alone holds the other end of `answers`, which hangs up when it ends. A pidfd would
+    # tell the same, but old kernels and some sandboxes refuse it.
+    poll = select.poll()
+    poll.register(process.answers, 0)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        # A process that the daemon started still holds descriptor 2.
+        os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)

@@ -1,6 +1,7 @@
 """What waits for one connection's writer.
 
-`put` never waits. Deltas of a request that wait together become one. A request whose deltas
+`put` never waits. Deltas of a request that wait together become one, and of a subscription's
+statuses only the newest waits. A request whose deltas
 exceed the limit is reported full, and reported again when the writer has come by since. For
 a client that asks on and on without reading its answers there is `wait_for_room`.
 """
@@ -9,7 +10,15 @@ from collections.abc import Callable
 
 import anyio
 
-from runnerd_protocol.messages import DaemonMessage, Delta, ProtocolError, Text, Tokens, Welcome
+from runnerd_protocol.messages import (
+    DaemonMessage,
+    Delta,
+    ProtocolError,
+    Status,
+    Text,
+    Tokens,
+    Welcome,
+)
 
 CONNECTION = -1  # the mailbox of messages that belong to no request
 MESSAGE_BYTES = 256  # what a message takes in memory, besides long texts and lists
@@ -40,6 +49,8 @@ class Outbox:
         match message:
             case Delta():
                 self._put_delta(message)
+            case Status(last=False):
+                self._put_status(message)
             case Welcome() | ProtocolError():
                 self._put_answer(CONNECTION, message)
             case _:
@@ -61,6 +72,13 @@ class Outbox:
             case _:
                 pass
         self._mail.setdefault(box, []).append(message)
+
+    def _put_status(self, status: Status) -> None:
+        box = self._mail.get(status.request_id)
+        if box and isinstance(box[-1], Status) and not box[-1].last:
+            box[-1] = status
+        else:
+            self._put_answer(status.request_id, status)
 
     def _put_delta(self, delta: Delta) -> None:
         request_id = delta.request_id

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from time import time
+from time import monotonic
 
 import psutil
 
@@ -10,13 +10,16 @@ from runnerd import __version__
 from runnerd.core.batch import Sampling
 from runnerd.core.prompt import Part, TextPart, TokensPart
 from runnerd.core.sequence import FinishReason, Options, Sequence
+from runnerd.core.timings import TimingSummary
 from runnerd.engine.base import Engine
+from runnerd.errors import PromptTooLong, RequestError
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 SERVER_NAME = f"runnerd/{__version__}"
-_process = psutil.Process()  # knows when it was made, and need not look again
+_process = psutil.Process()
 
+INLINE_SIZE = 2**13  # what is longer goes through in a thread; for shorter the hop costs more
 MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
 
 
@@ -32,13 +35,34 @@ def parts_of(prompt: wire.Prompt) -> list[Part]:
     ]
 
 
-def size_of(prompt: wire.Prompt) -> int:
-    """Return how many characters and token ids there are to go through."""
+def is_long(prompt: wire.Prompt) -> bool:
+    """Whether there are so many parts, characters and token ids that it takes a while."""
     if isinstance(prompt, str):
-        return len(prompt)
-    return sum(
-        len(part.text) if isinstance(part, wire.TextPart) else len(part.tokens) for part in prompt
-    )
+        return len(prompt) > INLINE_SIZE
+    if len(prompt) > INLINE_SIZE:
+        return True  # already counting them would take a while
+    return len(prompt) + sum(_size_of(part) for part in prompt) > INLINE_SIZE
+
+
+def _size_of(part: wire.Part) -> int:
+    return len(part.text) if isinstance(part, wire.TextPart) else len(part.tokens)
+
+
+def check_tokens_fit(prompt: wire.Prompt, n_ctx: int) -> None:
+    """Refuse more token ids than the context holds, before anything is made of them.
+
+    Raises:
+        PromptTooLong: with their number, which any text comes on top of.
+    """
+    if isinstance(prompt, str):
+        return
+    n_tokens = sum(len(part.tokens) for part in prompt if isinstance(part, wire.TokensPart))
+    if n_tokens > n_ctx:
+        raise PromptTooLong(
+            f"prompt of at least {n_tokens} tokens, context holds {n_ctx}",
+            n_prompt=n_tokens,
+            n_ctx=n_ctx,
+        )
 
 
 def options_of(request: wire.Generate) -> Options:
@@ -66,10 +90,13 @@ def options_of(request: wire.Generate) -> Options:
 
 
 def finished(
-    request_id: int, sequence: Sequence, reason: FinishReason, n_text_bytes: int, now: float
+    request_id: int,
+    sequence: Sequence,
+    reason: FinishReason,
+    n_text_bytes: int,
+    times: TimingSummary,
 ) -> wire.Finished:
     """Return the last word on a sequence."""
-    times = sequence.timings.summary(now)
     return wire.Finished(
         request_id=request_id,
         reason=reason,
@@ -93,6 +120,11 @@ def finished(
     )
 
 
+def failed(request_id: int, err: RequestError) -> wire.Failed:
+    """Return why a request cannot be served."""
+    return wire.Failed(request_id, err.code, str(err), err.retryable, details=err.details)
+
+
 def _resident_bytes() -> int:
     """Return the process's memory; 0 where there is no descriptor left to ask with."""
     try:
@@ -103,7 +135,7 @@ def _resident_bytes() -> int:
 
 def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -> wire.Status:
     """Return how the daemon is doing."""
-    engine, batcher = runner.engine, runner.batcher
+    engine, batcher, figures, now = runner.engine, runner.batcher, runner.figures, monotonic()
     return wire.Status(
         request_id=request_id,
         state=runner.health,
@@ -112,7 +144,7 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         load_fraction=runner.load_fraction,
         model=runner.config.engine.model if engine is None else engine.model.name,
         pid=os.getpid(),
-        uptime_s=round(time() - _process.create_time(), 3),
+        uptime_s=round(figures.uptime_s(now), 3),
         n_slots=runner.config.engine.n_slots,
         n_slots_free=0 if batcher is None else batcher.residency.pool.n_free,
         n_waiting=runner.n_waiting,
@@ -122,13 +154,13 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         n_batch=0 if engine is None else engine.limits.n_batch,
         n_cells=0 if engine is None else engine.limits.n_cells,
         n_cells_used=0 if batcher is None else batcher.residency.ledger.n_used,
-        n_steps=runner.n_steps,
-        n_requests=runner.n_requests,
-        n_failed=runner.n_failed,
-        n_prompt_tokens=runner.n_prompt_tokens,
-        n_generated_tokens=runner.n_generated_tokens,
-        tokens_per_s=round(runner.tokens_per_s, 2),
-        step_ms=round(runner.step_s * 1e3, 3),
+        n_steps=figures.n_steps,
+        n_requests=figures.n_requests,
+        n_failed=figures.n_failed,
+        n_prompt_tokens=0 if batcher is None else batcher.n_prefilled,
+        n_generated_tokens=figures.n_generated_tokens,
+        tokens_per_s=round(figures.tokens_per_s(now), 2),
+        step_ms=round(figures.step_s * 1e3, 3),
         step_age_s=round(runner.step_age_s, 3),
         resident_bytes=_resident_bytes(),
     )

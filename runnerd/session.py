@@ -55,6 +55,7 @@ class Session:
         )
         self._is_closing = False
         self._last_word: ProtocolError | None = None
+        self._n_complaints = 0
 
     async def serve(self) -> None:
         """Serve until the client has gone or has broken the protocol, or `close` is called."""
@@ -66,6 +67,8 @@ class Session:
             log.debug("session.reset", n_requests=len(self._requests))
         finally:
             self._requests.cancel_all()
+            if self._n_complaints > 1:
+                log.warning("client.kept_complaining", n_more=self._n_complaints - 1)
 
     def close(self) -> None:
         """Send every answer that is owed, then close; a subscription would never end by itself."""
@@ -114,6 +117,10 @@ class Session:
         rejection = self._connection.receive_eof()
         if rejection is not None and isinstance(rejection.reply, ProtocolError):
             self._last_word = rejection.reply
+        self._close_unread()
+
+    def _close_unread(self) -> None:
+        """Close once all is answered; nobody reads any more, so see to it if the client goes."""
         self._tasks.start_soon(self._watch_for_hang_up)
         self.close()
 
@@ -123,7 +130,12 @@ class Session:
         Its socket stays readable after the end of input, so waiting for that would only spin. An
         epoll that is asked for nothing still tells of a hang-up, and becomes readable itself.
         """
-        with select.epoll() as hang_up:
+        try:
+            hang_up = select.epoll()
+        except OSError as err:  # out of descriptors: only a failing write will tell
+            log.warning("session.unwatched", error=err.strerror)
+            return
+        with hang_up:
             hang_up.register(self._stream.extra(SocketAttribute.raw_socket), 0)
             await anyio.wait_readable(hang_up.fileno())
         self._tasks.cancel_scope.cancel()
@@ -140,7 +152,9 @@ class Session:
             case Cancel(request_id=request_id):
                 self._requests.cancel(request_id)
             case ProtocolError():
-                log.warning("client.complained", code=event.code, text=event.message)
+                self._n_complaints += 1
+                if self._n_complaints == 1:  # a client must not fill the log
+                    log.warning("client.complained", code=event.code, text=event.message)
                 if event.fatal:
                     self._tasks.cancel_scope.cancel()
             case _:
@@ -154,7 +168,7 @@ class Session:
         log.info("session.broken_off", code=reply.code, text=reply.message)
         self._last_word = reply
         self._requests.cancel_all()
-        self.close()
+        self._close_unread()
 
     # --- writing ---------------------------------------------------------------------------
 

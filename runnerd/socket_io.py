@@ -4,6 +4,8 @@ import anyio
 from anyio.abc import SocketAttribute, UNIXSocketStream
 from anyio.lowlevel import checkpoint
 
+TRICKLE = 4  # times the time-out: how long all of the data may take, were it byte by byte
+
 
 async def receive(stream: UNIXSocketStream, n_bytes: int) -> bytes:
     """Return up to so many bytes as soon as there are some; none at the end of the stream.
@@ -30,16 +32,21 @@ async def send(stream: UNIXSocketStream, data: bytes, timeout_s: float) -> None:
     """Send all of the data. What fits into the socket's buffer costs one system call.
 
     Raises:
-        TimeoutError: the peer has taken nothing for so many seconds.
+        TimeoutError: the peer has taken nothing for so many seconds, or not all of it for
+            `TRICKLE` times as many.
         anyio.BrokenResourceError: the connection is closed.
     """
     sock = stream.extra(SocketAttribute.raw_socket)
     left = memoryview(data)
+    deadline: float | None = None  # set when it has to wait: most of the time it need not
     while left:
         try:
             left = left[sock.send(left) :]
         except BlockingIOError:
-            with anyio.fail_after(timeout_s):
+            now = anyio.current_time()
+            if deadline is None:
+                deadline = now + TRICKLE * timeout_s
+            with anyio.fail_after(min(timeout_s, deadline - now)):
                 await anyio.wait_writable(sock)
         except OSError as err:
             raise anyio.BrokenResourceError from err

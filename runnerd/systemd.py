@@ -10,6 +10,8 @@ import structlog
 
 log = structlog.get_logger()
 
+STATUS_S = 1.0  # how often the progress of a phase is worth telling
+
 
 class Notifier:
     """Sends states to the service manager; never waits for it."""
@@ -17,6 +19,8 @@ class Notifier:
     def __init__(self, address: str = "") -> None:
         # "@" stands for the NUL byte that begins an abstract name.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._phase = ""
+        self._told_at = float("-inf")
 
     @classmethod
     def from_environment(cls) -> "Notifier":
@@ -27,9 +31,11 @@ class Notifier:
         """Say that clients are served from here on."""
         self._send("READY=1", f"STATUS={status}")
 
-    def status(self, status: str) -> None:
-        """Say in words what is going on."""
-        self._send(f"STATUS={status}")
+    def loading(self, phase: str, fraction: float, now: float) -> None:
+        """Say how far the load is: at each new phase, and within one now and then."""
+        if phase != self._phase or now - self._told_at >= STATUS_S:
+            self._phase, self._told_at = phase, now
+            self._send(f"STATUS=loading: {phase}, {fraction:.0%}")
 
     def stopping(self, status: str) -> None:
         """Say that the end has begun."""

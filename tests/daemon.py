@@ -135,6 +135,7 @@ async def _end(daemon: Daemon) -> None:
         await daemon.has_ended.wait()
         daemon.server.stop_accepting()
         await daemon.server.close()
+        await daemon.runner.close()
     if daemon.runner.batcher is not None and daemon.error is None:
         daemon.runner.batcher.check()
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runnerd.core.batch import Limits, Sampled, Sampling, Step, StepResult
-from runnerd.core.batcher import Batcher, Emission
+from runnerd.core.batcher import Batcher
+from runnerd.core.emission import Emission
 from runnerd.core.prompt import Group, Prompt, media_key
 from runnerd.core.sequence import Options, admit
 from runnerd.core.sequence import Sequence as Running
@@ -76,7 +77,6 @@ def make_batcher(
     n_batch: int = 32,
     n_ubatch: int | None = None,
     can_shift: bool = True,
-    max_queue: int = 100,
     target_itl_s: float = 0.05,
 ) -> Batcher:
     """Return a batcher over the byte vocabulary."""
@@ -88,7 +88,7 @@ def make_batcher(
         n_ubatch=n_ubatch,
         can_shift=can_shift,
     )
-    return Batcher(limits, ByteVocabulary(), max_queue, target_itl_s)
+    return Batcher(limits, ByteVocabulary(), target_itl_s)
 
 
 def make_sequence(

@@ -204,6 +204,10 @@ class ClientConnection:
         """The ids that are owed an answer, oldest first."""
         return tuple(self._order.phases)
 
+    def is_active(self, request_id: int) -> bool:
+        """Whether the request is owed an answer."""
+        return request_id in self._order.phases
+
     def hello(self, client: str = "") -> bytes:
         """Return the frame that opens the connection. Requests may follow at once."""
         return self.send(Hello(MIN_VERSION, MAX_VERSION, client))
@@ -230,15 +234,27 @@ class ClientConnection:
         """Return what the daemon has said, in order, without types that are newer than ours.
 
         Raises:
-            RemoteProtocolError: something is malformed, out of order, or has lost text.
+            RemoteProtocolError: something is malformed, out of order, or has lost text; its
+                `messages` are what came before that.
         """
         messages: list[DaemonMessage] = []
-        for payload in [] if self.state == "closed" else self._frames.feed(data):
-            message = self._read(payload)
-            if message is not None:
-                messages.append(message)
-            if self.state == "closed":
-                break
+        oversized: FrameTooLarge | None = None
+        try:
+            payloads = [] if self.state == "closed" else self._frames.feed(data)
+        except FrameTooLarge as err:
+            payloads, oversized = err.payloads, err
+        try:
+            for payload in payloads:
+                message = self._read(payload)
+                if message is not None:
+                    messages.append(message)
+                if self.state == "closed":
+                    return messages
+            if oversized is not None:
+                raise oversized
+        except RemoteProtocolError as err:
+            err.messages = messages
+            raise
         return messages
 
     def receive_eof(self) -> None:

@@ -4,14 +4,22 @@ Who broke the protocol decides the class: `RemoteProtocolError` the peer, `Local
 ourselves. A code says who must act: the code tables are the ones of the specification.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from runnerd_protocol.messages import DaemonMessage
 
 Details = dict[str, int | float | str | None]
 
 
 class RemoteProtocolError(Exception):
-    """The peer broke the protocol: the connection is of no more use."""
+    """The peer broke the protocol: the connection is of no more use.
+
+    `messages` are the good ones that a client was told in the same bytes before that.
+    """
+
+    messages: Sequence[DaemonMessage] = ()
 
 
 class FrameTooLarge(RemoteProtocolError):
@@ -50,8 +58,6 @@ FailedCode = Literal[
     "shutting_down",
     "load_failed",
     "engine_failed",
-    "slow_reader",
-    "internal",
 ]
 ProtocolErrorCode = Literal[
     "bad_message",
@@ -62,9 +68,6 @@ ProtocolErrorCode = Literal[
     "frame_timeout",
     "handshake_timeout",
     "too_many_connections",
-    "slow_reader",
-    "shutting_down",
-    "internal",
 ]
 
 
@@ -87,8 +90,6 @@ FAILED_CODES: dict[FailedCode, CodeMeaning] = {
     "shutting_down": CodeMeaning("client", True, "the daemon is draining"),
     "load_failed": CodeMeaning("operator", False, "the model could not be loaded"),
     "engine_failed": CodeMeaning("operator", False, "the engine could not complete the request"),
-    "slow_reader": CodeMeaning("client", False, "the client did not read its answer in time"),
-    "internal": CodeMeaning("operator", False, "a bug of the daemon"),
 }
 
 PROTOCOL_ERROR_CODES: dict[ProtocolErrorCode, CodeMeaning] = {
@@ -100,7 +101,4 @@ PROTOCOL_ERROR_CODES: dict[ProtocolErrorCode, CodeMeaning] = {
     "frame_timeout": CodeMeaning("client", False, "a frame was begun and not completed in time"),
     "handshake_timeout": CodeMeaning("client", False, "no hello in time"),
     "too_many_connections": CodeMeaning("client", True, "the daemon takes no more connections"),
-    "slow_reader": CodeMeaning("client", False, "the client did not read in time"),
-    "shutting_down": CodeMeaning("client", True, "the daemon is stopping"),
-    "internal": CodeMeaning("operator", False, "a bug of the daemon"),
 }

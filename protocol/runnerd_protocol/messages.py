@@ -71,7 +71,7 @@ class Generate(Message, frozen=True, tag="generate"):
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 40
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.95
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.05
-    repeat_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-100.0, le=100.0)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-100.0, le=100.0)] = 0.0
     penalty_last_n: Annotated[int, Meta(ge=0, le=65536)] = 64

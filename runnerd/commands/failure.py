@@ -1,5 +1,6 @@
 """Expected failures of a command: one line on stderr, and an exit status out of sysexits.h."""
 
+import errno
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from runnerd.client import Client, ClientError, RequestFailed, attach
+from runnerd.client import CannotSend, Client, ClientError, RequestFailed, attach
 from runnerd.launcher import ChildDied
 
 REQUEST_FAILED = 1
@@ -17,6 +18,8 @@ BAD_INPUT = 65
 UNAVAILABLE = 69
 INTERNAL = 70
 IO_ERROR = 74
+# What no write fails with: the system had no room for something else.
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 STDOUT_CLOSED = 141  # what a shell shows for a process that SIGPIPE has ended
 
 
@@ -33,7 +36,7 @@ def translated() -> Iterator[None]:
     """Turn what client and launcher raise, or writing to stdout, into `CommandFailed`."""
     try:
         yield
-    except RequestFailed as err:
+    except (RequestFailed, CannotSend) as err:
         raise CommandFailed(str(err), REQUEST_FAILED) from err
     except ChildDied as err:
         code = err.returncode if err.returncode > 0 else INTERNAL
@@ -46,6 +49,10 @@ def translated() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandFailed("", STDOUT_CLOSED) from err
     except OSError as err:
+        if err.errno in NO_ROOM:
+            raise CommandFailed(f"cannot go on: {err.strerror}", UNAVAILABLE) from err
+        if err.filename is not None:  # stdout has none that we know
+            raise
         raise CommandFailed(f"cannot write: {err.strerror}", IO_ERROR) from err
 
 

@@ -110,6 +110,8 @@ def _run(
     with LoadBar() as bar:  # takes its copy of stderr before the relay replaces it
         relay = NativeLogRelay.start(output)
         try:
-            return supervisor.start(config, async_backend, relay.last_lines, bar.show)
+            return supervisor.start(
+                config, async_backend, relay.last_lines, bar.show, before_kill=relay.stop
+            )
         finally:
             relay.stop()

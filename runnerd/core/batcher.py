@@ -5,6 +5,7 @@ KV cache. A second `plan` before one of them is an error. Same calls in, same st
 """
 
 from collections import deque
+from itertools import islice
 
 from runnerd.core.batch import Batch, Limits, Step, StepResult
 from runnerd.core.budget import PrefillBudget
@@ -12,26 +13,22 @@ from runnerd.core.deal import Draft, deal, decode_span, n_least, pack
 from runnerd.core.emission import Emission, Vocabulary, take_up
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
-from runnerd.errors import EngineFailed, Overloaded, RequestError
-
-__all__ = ["BACK_OFFS", "Batcher", "Emission", "Vocabulary"]
+from runnerd.errors import EngineFailed, RequestError
 
 BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself must fail
 
 
 class Batcher:
-    """Schedules sequences over slots, cells and rows."""
+    """Schedules sequences over slots, cells and rows. `n_prefilled` prompt rows were evaluated."""
 
-    def __init__(
-        self, limits: Limits, vocabulary: Vocabulary, max_queue: int, target_itl_s: float
-    ) -> None:
+    def __init__(self, limits: Limits, vocabulary: Vocabulary, target_itl_s: float) -> None:
         assert limits.n_slots <= limits.n_batch, "no room for a row of every slot"
         assert 2 <= limits.n_ctx <= limits.n_cells, "no room for one sequence alone"
         self.limits = limits
-        self.max_queue = max_queue
         self.waiting: deque[Sequence] = deque()
         self.residency = Residency(limits)
         self.in_flight: Step | None = None
+        self.n_prefilled = 0
         self._vocabulary = vocabulary
         self._budget = PrefillBudget(limits.n_batch, target_itl_s)
         self._sequences: dict[int, Sequence] = {}
@@ -44,27 +41,26 @@ class Batcher:
     # --- from the runtime ------------------------------------------------------------------
 
     @property
-    def n_waiting(self) -> int:
-        """Sequences in the queue that no free slot is about to take."""
-        return max(0, len(self.waiting) - self.residency.pool.n_free)
-
-    @property
     def seq_ids(self) -> tuple[int, ...]:
         """Every sequence that has not ended."""
         return tuple(self._sequences)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+    def n_waiting(self, n_more: int = 0) -> int:
+        """Return how many, of the queue and so many behind it, no free slot is about to take."""
+        n_taken, residency = 0, self.residency
+        if residency.pool.n_free > 0 and not residency.is_short:
+            n_cells = residency.n_obtainable()
+            for sequence in islice(self.waiting, residency.pool.n_free):
+                n_cells -= len(sequence.inputs)
+                if n_cells < 0:
+                    break
+                n_taken += 1
+            else:
+                n_taken += min(n_more, residency.pool.n_free - n_taken)
+        return len(self.waiting) + n_more - n_taken
 
-        Raises:
-            Overloaded: no slot is free and `max_queue` sequences are waiting.
-        """
-        if len(self.waiting) >= self.max_queue + self.residency.pool.n_free:
-            raise Overloaded(
-                f"{self.n_waiting} requests are waiting, the queue holds {self.max_queue}",
-                n_waiting=self.n_waiting,
-                max_queue=self.max_queue,
-            )
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
         self._sequences[sequence.seq_id] = sequence
         self.waiting.append(sequence)
 
@@ -211,6 +207,8 @@ class Batcher:
         for batch in step.batches[: result.n_batches]:
             for span in batch.spans:
                 sequence = self._sequences[span.seq_id]
+                if not sequence.is_decoding:
+                    self.n_prefilled += len(span.inputs)
                 self.residency.store(sequence, len(span.inputs))
                 sequence.last_step = step.number
                 if span.wants_logits:

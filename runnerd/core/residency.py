@@ -28,6 +28,11 @@ class Residency:
         """Return the sequences that may take part in a step."""
         return [s for s in self.running if not s.paused and s.suspended_at is None]
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a sequence that could run is suspended for want of cells."""
+        return any(s.suspended_at is not None and not s.paused for s in self.running)
+
     # --- slots -----------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence, lease: Lease) -> None:

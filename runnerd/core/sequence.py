@@ -102,7 +102,7 @@ def admit(
     """
     n_prompt = len(prompt.inputs)
     if n_prompt == 0:
-        raise InvalidRequest("prompt is empty", field="prompt", n_prompt=0)
+        raise InvalidRequest("prompt", "empty", "at least one token")
     for group in prompt.groups:
         _check_group(group.n_inputs, limits.n_ctx, "n_ctx")
         if group.one_pass:
@@ -136,8 +136,5 @@ def admit(
 def _check_group(n_inputs: int, limit: int, name: str) -> None:
     if n_inputs > limit:
         raise InvalidRequest(
-            f"prompt has a group of {n_inputs} inputs, {name} is {limit}",
-            field="prompt",
-            n_group=n_inputs,
-            limit=limit,
+            "prompt", f"a group of {n_inputs} inputs", f"at most {limit} in one ({name})"
         )

@@ -8,6 +8,8 @@ from runnerd.core.batch import Batch, Edit, Limits, Sampled, Step, StepResult
 from runnerd.core.prompt import Part, Prompt
 from runnerd.errors import NoKVSlot
 
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ: llama.cpp's limit on sequences in a context
+
 LoadProgress = Callable[[str, float], bool]
 """Told a phase (open, weights, context, warm-up) and its fraction; False stops the load."""
 
@@ -63,7 +65,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to the text; none for a control token."""
+        """Return the bytes that a token of the vocabulary adds; no bytes for a control token."""
         ...
 
     def is_end(self, token: int) -> bool:

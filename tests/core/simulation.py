@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from runnerd.core.batch import BatchKind, Limits, Sampled, SampleFault, Span, Step, StepResult
-from runnerd.core.batcher import Batcher, Emission
+from runnerd.core.batcher import Batcher
+from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, Sequence, admit
-from runnerd.errors import Overloaded, RequestError
+from runnerd.errors import RequestError
 from tests.core.fairness import Fairness
 from tests.core.naive import NaiveCache, Row, cells_of, media_rows, text_before_stop
 from tests.helpers import END, ByteVocabulary
 
 Said = tuple[int, str, int | None, str | None]
 Call = Callable[[Batcher], object]
-MAX_QUEUE = 4
 
 
 class Simulation:
@@ -21,7 +21,7 @@ class Simulation:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.batcher = Batcher(limits, ByteVocabulary(), MAX_QUEUE, 0.05)
+        self.batcher = Batcher(limits, ByteVocabulary(), 0.05)
         self.cache = NaiveCache(limits)
         self.step: Step | None = None
         self.live: dict[int, Sequence] = {}
@@ -55,11 +55,7 @@ class Simulation:
         def call(batcher: Batcher) -> str:
             try:
                 sequence = admit(seq_id, prompt, options, self.limits, 0.0)
-                n_unserved = len(batcher.waiting) - batcher.residency.pool.n_free
                 batcher.submit(sequence)
-            except Overloaded:
-                assert n_unserved >= MAX_QUEUE
-                return "overloaded"
             except RequestError as err:
                 return err.code
             made.append(sequence)
@@ -137,7 +133,7 @@ class Simulation:
 
     def replay(self) -> None:
         """Make all calls again: they give the same steps and say the same."""
-        batcher = Batcher(self.limits, ByteVocabulary(), MAX_QUEUE, 0.05)
+        batcher = Batcher(self.limits, ByteVocabulary(), 0.05)
         for call, result in zip(self._calls, self._results, strict=True):
             assert call(batcher) == result
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runnerd.core.batch import SampleFault
-from runnerd.errors import EngineFailed, Overloaded
+from runnerd.errors import EngineFailed
 from tests.helpers import (
     END,
     endings,
@@ -19,15 +19,45 @@ from tests.helpers import (
 # --- queue -----------------------------------------------------------------------------------
 
 
-def test_the_queue_holds_max_queue_beyond_the_free_slots() -> None:
-    batcher = make_batcher(n_slots=2, max_queue=1)
-    for seq_id in range(3):
+def test_who_waits_is_whoever_no_free_slot_is_about_to_take() -> None:
+    batcher = make_batcher(n_slots=2)
+    batcher.submit(make_sequence(0, [1, 2]))
+    assert [batcher.n_waiting(n_more) for n_more in range(4)] == [0, 0, 1, 2]
+    for seq_id in (1, 2):
         batcher.submit(make_sequence(seq_id, [1, 2]))
-    with pytest.raises(Overloaded) as caught:
-        batcher.submit(make_sequence(3, [1, 2]))
-    assert caught.value.details == {"n_waiting": 1, "max_queue": 1}
-    assert batcher.n_waiting == 1
+    assert [batcher.n_waiting(n_more) for n_more in range(2)] == [1, 2]
+    run_step(batcher)
+    assert batcher.n_waiting() == 1
     assert batcher.seq_ids == (0, 1, 2)
+
+
+def test_who_waits_for_cells_waits_though_slots_are_free() -> None:
+    batcher = make_batcher(n_slots=3, n_ctx=16, n_cells=16)
+    batcher.submit(make_sequence(0, range(1, 11)))
+    run_step(batcher)
+    for seq_id in (1, 2):
+        batcher.submit(make_sequence(seq_id, range(1, 11)))
+    assert batcher.residency.pool.n_free == 2
+    assert batcher.n_waiting() == 2
+    assert batcher.n_waiting(1) == 3
+    run_step(batcher)
+    assert len(batcher.waiting) == 2
+    batcher.end(0, "cancelled")
+    assert batcher.n_waiting() == 1
+    run_step(batcher)
+    assert len(batcher.waiting) == 1
+
+
+def test_prompt_rows_are_counted_when_they_are_evaluated() -> None:
+    batcher = make_batcher(n_slots=1, n_batch=4)
+    batcher.submit(make_sequence(0, [1, 2, 3, 4, 5, 6], max_tokens=3))
+    run_step(batcher)
+    assert batcher.n_prefilled == 4
+    run_all(batcher)
+    assert batcher.n_prefilled == 6
+    batcher.submit(make_sequence(1, [1, 2, 3, 4, 5, 9], max_tokens=3))
+    run_all(batcher)
+    assert batcher.n_prefilled == 7
 
 
 def test_sequences_start_in_the_order_they_came_whatever_is_cached() -> None:

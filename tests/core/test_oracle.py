@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from runnerd.core.batch import Sampling
-from runnerd.core.batcher import Batcher, Emission
+from runnerd.core.batcher import Batcher
+from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt, TextPart
 from runnerd.core.sequence import Options, admit
 from runnerd.engine.base import run_step
@@ -68,7 +69,7 @@ class Drive:
 
     def __init__(self, engine: ReferenceEngine) -> None:
         self.engine = engine
-        self.batcher = Batcher(engine.limits, engine, max_queue=1000, target_itl_s=0.05)
+        self.batcher = Batcher(engine.limits, engine, target_itl_s=0.05)
         self.tokens: dict[int, list[int]] = {}
         self.endings: dict[int, str] = {}
         self.n_backed_off = 0

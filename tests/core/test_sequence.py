@@ -10,8 +10,9 @@ LIMITS = make_limits(n_ctx=64, n_batch=32, n_ubatch=16)
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="prompt is empty") as caught:
         make_sequence(1, [], limits=LIMITS)
+    assert caught.value.details["limit"] == "at least one token"
 
 
 def test_a_prompt_over_the_context_is_refused_with_both_numbers() -> None:
@@ -66,12 +67,16 @@ def test_an_image_across_n_keep_is_not_kept() -> None:
     assert sequence.layout.groups == ()
 
 
-@pytest.mark.parametrize(("n_rows", "one_pass"), [(17, True), (65, False)])
-def test_an_image_that_can_never_be_evaluated_is_refused(n_rows: int, one_pass: bool) -> None:
+@pytest.mark.parametrize(
+    ("n_rows", "one_pass", "limit"), [(17, True, "16 .*ubatch"), (65, False, "64 .*ctx")]
+)
+def test_an_image_that_can_never_be_evaluated_is_refused(
+    n_rows: int, one_pass: bool, limit: str
+) -> None:
     prompt = make_prompt([1], Image(1, n_rows, one_pass=one_pass), [2])
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, match=f"{n_rows} inputs.*{limit}") as caught:
         make_sequence(1, prompt, limits=LIMITS, truncate=True)
-    assert caught.value.details["n_group"] == n_rows
+    assert caught.value.details["field"] == "prompt"
 
 
 def test_an_image_read_row_by_row_may_be_larger_than_a_batch() -> None:

@@ -76,11 +76,12 @@ class ExpandContract:
     ) -> None:
         n_vocab = engine.model.n_vocab
         token = -1 if below else n_vocab
-        with pytest.raises(InvalidRequest, match=rf"{token}\b.*\b{n_vocab}\b"):
-            engine.expand([TokensPart((1, token))])
+        with pytest.raises(InvalidRequest, match=rf"{token}\b.*\b{n_vocab - 1}\b") as caught:
+            engine.expand([TextPart("a"), TokensPart((1, token))])
+        assert caught.value.details["field"] == "prompt[1].tokens[1]"
 
     def test_text_that_is_not_unicode_is_refused(self, engine: Engine) -> None:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match=r"prompt is '\\ud800', expected text without"):
             engine.expand([TextPart("lone \ud800 surrogate")])
 
     def test_end_tokens_end_a_generation_and_add_no_bytes(self, engine: Engine) -> None:

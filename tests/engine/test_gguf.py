@@ -273,7 +273,31 @@ def test_without_its_sizes_a_cell_is_of_unknown_size(path: Path, gone: str) -> N
     assert header_of(path, sizes).kv_bytes_per_input() is None
 
 
-@pytest.mark.parametrize("name", ["attention.kv_lora_rank", "ssm.state_size"])
+def test_latent_attention_keeps_keys_alone_at_least(path: Path) -> None:
+    sizes = SIZES | {"attention.kv_lora_rank": 16, "attention.key_length": 24}
+    sizes |= {"attention.head_count_kv": 1, "attention.key_length_mla": 40}
+    assert header_of(path, sizes).kv_bytes_per_input() == 2 * 24 * 2
+
+
+def test_latent_attention_written_out_in_full_keeps_plain_keys_and_values(path: Path) -> None:
+    sizes = SIZES | {"attention.kv_lora_rank": 16}
+    assert header_of(path, sizes).kv_bytes_per_input() == 2 * 4 * (8 + 8) * 2
+
+
+@pytest.mark.parametrize(("n_shared", "n_own"), [(0, 2), (1, 1), (2, 0), (9, 0)])
+def test_layers_that_share_a_cache_have_none_of_their_own(
+    path: Path, n_shared: int, n_own: int
+) -> None:
+    sizes = SIZES | {"attention.shared_kv_layers": n_shared}
+    assert header_of(path, sizes).kv_bytes_per_input() == n_own * 4 * (8 + 8) * 2
+
+
+def test_of_two_sizes_of_heads_the_smaller_counts(path: Path) -> None:
+    sizes = SIZES | {"attention.key_length_swa": 4, "attention.value_length_swa": 16}
+    assert header_of(path, sizes).kv_bytes_per_input() == 2 * 4 * (4 + 8) * 2
+
+
+@pytest.mark.parametrize("name", ["full_attention_interval", "ssm.state_size"])
 def test_where_layers_keep_something_else_a_cell_is_of_unknown_size(path: Path, name: str) -> None:
     assert header_of(path, SIZES | {name: 16}).kv_bytes_per_input() is None
 

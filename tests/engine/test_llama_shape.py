@@ -1,11 +1,12 @@
 import os
+import re
 from typing import Literal
 
 import pytest
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.engine.llama.shape import check_memory, kv_bytes, plan_shape
+from runnerd.engine.llama.shape import check_kv_cache, kv_bytes, plan_shape
 from runnerd.errors import ConfigError, OutOfMemory
 
 
@@ -96,8 +97,21 @@ def test_the_cache_is_as_large_as_all_its_cells() -> None:
 def test_a_cache_larger_than_memory_is_refused_with_both_sizes() -> None:
     wide = header(n_embd=1 << 40)
     with pytest.raises(OutOfMemory, match=r"4 slots of 512 take 1\d+ bytes.*\d+ bytes of memory"):
-        check_memory(plan_shape(config(), wide), wide)
+        check_kv_cache(plan_shape(config(), wide), wide)
+
+
+@pytest.mark.parametrize("kv", ["split", "unified"])
+def test_the_context_named_for_a_cache_larger_than_memory_does_fit(
+    kv: Literal["split", "unified"],
+) -> None:
+    long = header(n_ctx_train=2**30, n_embd=4096)
+    with pytest.raises(OutOfMemory) as caught:
+        check_kv_cache(plan_shape(config(n_ctx=2**30 - 1, kv=kv), long), long)
+    named = re.search(r"a ctx of (\d+) would fit", str(caught.value))
+    assert named is not None
+    n_ctx = int(named[1]) * 3 // 4  # others may take memory meanwhile
+    check_kv_cache(plan_shape(config(n_ctx=n_ctx, kv=kv), long), long)
 
 
 def test_a_cache_that_fits_is_not_refused() -> None:
-    check_memory(plan_shape(config(), header()), header())
+    check_kv_cache(plan_shape(config(), header()), header())

@@ -7,7 +7,7 @@ from runnerd.engine.base import Engine, EngineConfig
 from runnerd.engine.reference import ReferenceEngine, ReferenceOptions, parse_options
 from runnerd.engine.reference.media import Medium
 from runnerd.engine.reference.tokenizer import BOS, END, IM_END, IM_START
-from runnerd.errors import BadModel, ConfigError, InvalidRequest, LoadCancelled
+from runnerd.errors import BadModel, ConfigError, InvalidRequest, LoadCancelled, OutOfMemory
 from tests.engine.contract import EngineContract
 from tests.engine.driving import MakeEngine
 from tests.engine.reference_builders import reference, special
@@ -100,8 +100,15 @@ def test_plain_text_is_never_an_image(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["<image:0>", "<image:3:0>", "<image:3:4>", "<image:32768>"])
 def test_an_impossible_image_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=name):
+    with pytest.raises(InvalidRequest, match=f"prompt is {name}, expected an image of 1 to 32767"):
         special(name)
+
+
+@pytest.mark.parametrize("name", [f"<image:{'9' * 5000}>", f"<image:1:{'9' * 5000}>"])
+def test_an_image_with_more_digits_than_a_number_may_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        special(name)
+    assert caught.value.details["value"] == name[:64]
 
 
 # --- options -------------------------------------------------------------------------------
@@ -161,6 +168,15 @@ def test_limits_come_from_configuration_then_options(
         limits = engine.limits
     assert (limits.n_ctx, limits.n_cells) == expected
     assert (limits.n_slots, limits.n_batch, limits.n_ubatch) == (2, 128, 64)
+
+
+@pytest.mark.parametrize("options", [ReferenceOptions(), ReferenceOptions(layers=0, dim=512)])
+def test_a_context_larger_than_memory_is_refused_before_it_is_made(
+    options: ReferenceOptions,
+) -> None:
+    with pytest.raises(OutOfMemory, match=r"4 slots of 2147483647 .*; a ctx of \d+ would fit"):
+        with reference(options, n_ctx=2**31 - 1):
+            pass
 
 
 @pytest.mark.parametrize("shift", [True, False])

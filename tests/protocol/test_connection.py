@@ -286,6 +286,24 @@ def test_a_client_ignores_messages_of_a_newer_daemon() -> None:
     assert client.receive(newer + server.send(status)) == [status]
 
 
+@pytest.mark.parametrize("breach", [b"\0\0\0\0", b"\xff\xff\xff\xff", encode_frame(Text(9, "x"))])
+def test_what_came_before_a_breach_of_the_daemon_is_told(breach: bytes) -> None:
+    client, server = open_pair()
+    server.receive(client.send(GetStatus(1)))
+    status = Status(1, "ready", last=True)
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.receive(server.send(status) + breach)
+    assert caught.value.messages == [status]
+
+
+def test_a_client_tells_which_requests_are_active() -> None:
+    client, server = open_pair()
+    server.receive(client.send(GetStatus(1)))
+    assert client.is_active(1)
+    client.receive(server.send(Status(1, "ready", last=True)))
+    assert not client.is_active(1)
+
+
 @pytest.mark.parametrize("request_id", [-1, 2**63, True])
 def test_a_client_sends_no_request_id_that_the_daemon_cannot_answer(request_id: int) -> None:
     client, _ = open_pair()

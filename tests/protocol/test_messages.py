@@ -77,6 +77,7 @@ def test_a_number_may_be_as_large_and_as_small_as_its_bounds(name: str) -> None:
         ({"prompt": [{"type": "image"}]}, "prompt[0].type", "'image'", "a known value"),
         ({"prompt": [{"type": "tokens", "tokens": [7, -1]}]}, "prompt[0].tokens[1]", "-1", None),
         ({"truncate": 1}, "truncate", "1", "bool, got int"),
+        ({"repeat_penalty": 5e-324}, "repeat_penalty", "5e-324", "float >= 0.01"),
     ],
 )
 def test_a_bad_field_is_told_by_its_path_value_and_limit(

@@ -1,3 +1,5 @@
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -5,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from runnerd.blocking import BlockingClient
-from runnerd.client import RequestFailed
-from tests.processes import serving
+from runnerd.client import ConnectionLost, RequestFailed
+from runnerd_protocol.framing import encode_frame
+from runnerd_protocol.messages import Welcome
+from tests.processes import PATIENCE_S, serving
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,27 @@ def test_a_refused_request_raises_what_the_daemon_said(client: BlockingClient) -
 def test_where_nobody_listens_entering_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), BlockingClient(tmp_path / "nobody"):
         pytest.fail("there is nobody")
+
+
+def test_leaving_the_client_ends_what_another_thread_waits_for(tmp_path: Path) -> None:
+    is_asked = threading.Event()
+
+    def be_silent(listener: socket.socket) -> None:
+        stream, _ = listener.accept()
+        with stream:
+            stream.recv(2**16)
+            stream.sendall(encode_frame(Welcome(1, 2**24)))
+            stream.recv(2**16)
+            is_asked.set()
+            assert stream.recv(2**16) == b""
+
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(2) as threads:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        daemon = threads.submit(be_silent, listener)
+        with BlockingClient(tmp_path / "socket") as client:
+            status = threads.submit(client.status)
+            assert is_asked.wait(PATIENCE_S)
+        with pytest.raises(ConnectionLost, match="closed here"):
+            status.result(PATIENCE_S)
+        daemon.result(PATIENCE_S)

@@ -9,9 +9,8 @@ import anyio
 import pytest
 from anyio.abc import SocketStream, UNIXSocketStream
 
-from runnerd.client import Client, ConnectionLost, RequestFailed, connect
+from runnerd.client import CannotSend, Client, ConnectionLost, RequestFailed, connect
 from runnerd.socket_io import receive
-from runnerd_protocol.errors import LocalProtocolError, MessageTooLarge
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
     Accepted,
@@ -20,6 +19,7 @@ from runnerd_protocol.messages import (
     Failed,
     Finished,
     ProtocolError,
+    Status,
     TextPart,
     Welcome,
 )
@@ -161,6 +161,46 @@ async def test_the_reason_for_a_close_is_told_though_a_send_notices_it_first() -
                 await client.complete("x")
 
 
+async def test_what_came_before_a_breach_of_the_protocol_is_delivered() -> None:
+    for breach in (b"\0\0\0\x01\xc1", b"\xff\xff\xff\xff", encode_frame(WELCOME)):
+
+        async def script(stream: UNIXSocketStream, breach: bytes = breach) -> None:
+            await say(stream, WELCOME)
+            await receive(stream, 2**16)
+            end = Finished(1, "length", n_text_bytes=3)
+            await say(stream, Accepted(1), Delta(1, "abc"), end, breach)
+
+        async with scripted(script) as path, connect(path) as client:
+            assert (await client.complete("x")).text == "abc"
+            with pytest.raises(ConnectionLost, match="broke the protocol"):
+                await client.status()
+
+
+async def test_a_reproach_that_is_not_fatal_does_not_end_the_connection() -> None:
+    async def script(stream: UNIXSocketStream) -> None:
+        await say(stream, WELCOME, ProtocolError("bad_message", "what?", fatal=False))
+        await receive(stream, 2**16)
+        await say(stream, Accepted(1), Finished(1, "length"))
+
+    async with scripted(script) as path, connect(path) as client:
+        assert (await client.complete("x")).finished.reason == "length"
+
+
+async def test_a_reproach_that_is_not_fatal_fails_the_request_that_it_names() -> None:
+    async def script(stream: UNIXSocketStream) -> None:
+        await say(stream, WELCOME)
+        await receive(stream, 2**16)
+        details: dict[str, int | float | str | None] = {"request_id": 1}
+        await say(stream, ProtocolError("bad_message", "what?", fatal=False, details=details))
+        await receive(stream, 2**16)
+        await say(stream, Status(2, "ready", last=True))
+
+    async with scripted(script) as path, connect(path) as client, client.generate("x") as stream:
+        with anyio.fail_after(PATIENCE_S), pytest.raises(RequestFailed, match="bad_message: what"):
+            await anext(stream)
+        assert (await client.status()).state == "ready"
+
+
 async def test_nobody_listens_is_an_os_error() -> None:
     with TemporaryDirectory() as folder, pytest.raises(OSError, match="No such file"):
         async with connect(Path(folder, "nothing")):
@@ -259,6 +299,61 @@ async def test_leaving_the_connections_block_ends_its_requests() -> None:
         await daemon.has_all_slots()
 
 
+async def silence(stream: UNIXSocketStream) -> None:
+    """Welcome a client, and then say nothing until it goes."""
+    await say(stream, WELCOME)
+    while await receive(stream, 2**16):
+        pass
+
+
+async def test_leaving_the_connections_block_ends_what_other_tasks_wait_for() -> None:
+    n_lost = 0
+
+    async def wait(client: Client) -> None:
+        nonlocal n_lost
+        with pytest.raises(ConnectionLost, match="closed here"):
+            await client.status()
+        n_lost += 1
+
+    with anyio.fail_after(PATIENCE_S):
+        async with scripted(silence) as path, anyio.create_task_group() as tasks:
+            async with connect(path) as client:
+                for _ in range(3):
+                    tasks.start_soon(wait, client)
+                await anyio.wait_all_tasks_blocked()
+    assert n_lost == 3
+
+
+async def test_after_the_connections_block_a_call_says_that_it_is_lost() -> None:
+    async with scripted(silence) as path:
+        async with connect(path) as client:
+            pass
+        with pytest.raises(ConnectionLost, match="closed here"):
+            await client.status()
+
+
+async def test_a_cancelled_stream_stays_cancelled_after_the_connections_block() -> None:
+    async def hold(client: Client) -> None:
+        async with client.generate("x"):
+            await anyio.sleep_forever()
+
+    async with scripted(silence) as path, anyio.create_task_group() as tasks:
+        async with connect(path) as client:
+            tasks.start_soon(hold, client)
+            await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_is_shielded_in_a_cancelled_connection_learns_of_the_loss() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with scripted(silence) as path:
+            with anyio.CancelScope() as scope:
+                async with connect(path) as client:
+                    scope.cancel()
+                    with anyio.CancelScope(shield=True), pytest.raises(ConnectionLost):
+                        await client.status()
+
+
 # --- use ----------------------------------------------------------------------------------------
 
 
@@ -292,9 +387,11 @@ async def test_a_refused_request_raises_what_the_daemon_said() -> None:
 
 async def test_what_cannot_be_sent_is_refused_here() -> None:
     async with running_daemon() as daemon, connect(daemon.path) as client:
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(CannotSend):
             await client.complete("\ud800")
-        with pytest.raises(MessageTooLarge):
+        with pytest.raises(CannotSend):
+            await client.complete("x", seed=2**64)
+        with pytest.raises(CannotSend, match=r"Generate of 167772\d\d bytes, .* 16777216"):
             await client.complete("x" * (16 * 2**20))
         with pytest.raises(TypeError):
             await client.complete("x", no_such_option=1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runnerd.config import MAX_SLOTS, Config, SessionLimits, check_config
-from runnerd.engine.base import EngineConfig
+from runnerd.config import Config, SessionLimits, check_config
+from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.errors import ConfigError
 
 GOOD = Config(EngineConfig("layers=0", "reference"), Path("socket"))

@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -161,8 +162,23 @@ async def test_a_child_that_does_not_react_is_killed() -> None:
     async with launch_reference() as child:
         family = Family(child.pid)
         os.kill(child.pid, signal.SIGSTOP)
-    assert child.returncode == -signal.SIGKILL
+        death = await child.death()
+    assert child.returncode == death.returncode == -signal.SIGKILL
+    assert death.sent == signal.SIGKILL
+    assert "did not end by itself and was sent SIGKILL" in str(death)
     assert family.has_ended()
+
+
+@asyncio_only
+async def test_a_child_for_which_there_is_no_socket_is_a_failed_start() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(StartFailed, match="Too many open files"):
+            async with launch_reference():
+                pytest.fail("there is no room for a socket")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_what_a_block_raises_comes_out_as_it_is() -> None:
@@ -212,7 +228,16 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         (99, "unknown cause"),
         (-signal.SIGSEGV, "crashed (SIGSEGV)"),
         (-signal.SIGKILL, "memory ran out"),
+        (-(signal.SIGRTMIN + 1), f"killed by signal {signal.SIGRTMIN + 1}"),
     ],
 )
 def test_an_exit_status_is_put_into_words(returncode: int, words: str) -> None:
     assert words in describe_exit(returncode)
+
+
+@pytest.mark.parametrize("returncode", [0, 70, -signal.SIGKILL])
+def test_an_end_that_we_have_brought_about_is_not_put_down_to_the_child(returncode: int) -> None:
+    words = describe_exit(returncode, signal.SIGTERM)
+    assert words.startswith("it did not end by itself and was sent SIGTERM (")
+    assert "internal" not in words
+    assert "memory" not in words

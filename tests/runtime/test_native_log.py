@@ -194,6 +194,18 @@ def test_stop_gives_the_descriptor_back_and_leaves_no_zombie() -> None:
     assert err == "raw\n"
 
 
+def test_stop_does_without_pidfds() -> None:
+    body = """
+    def refuse(pid, flags=0): raise PermissionError(1, 'Operation not permitted')
+    os.pidfd_open = refuse
+    say('error\\n')
+    relay.stop()
+    print('stopped')
+    """
+    status, out, lines = run_daemon(body)
+    assert (status, out, texts(lines)) == (0, "stopped\n", ["error"])
+
+
 def test_stop_does_not_wait_for_others_that_hold_the_descriptor() -> None:
     body = """
     import subprocess

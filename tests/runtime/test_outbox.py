@@ -4,7 +4,16 @@ import anyio
 import pytest
 
 from runnerd.outbox import CROWDED_BYTES, MESSAGE_BYTES, TOKEN_BYTES, Outbox
-from runnerd_protocol.messages import Accepted, Delta, Failed, Finished, Text, Tokens, Welcome
+from runnerd_protocol.messages import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    Status,
+    Text,
+    Tokens,
+    Welcome,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +40,23 @@ async def test_deltas_that_wait_together_become_one() -> None:
         Delta(2, "x"),
     ]
     assert outbox.is_empty
+
+
+async def test_of_a_subscription_only_the_newest_status_waits() -> None:
+    outbox = Outbox(100, Watcher())
+    for n_steps in range(3 * CROWDED_BYTES // MESSAGE_BYTES):
+        outbox.put(Status(1, "ready", n_steps=n_steps))
+    outbox.put(Status(2, "ready"))
+    outbox.put(Status(1, "ready", last=True))
+    outbox.put(Status(1, "draining"))
+    with anyio.fail_after(1):
+        await outbox.wait_for_room()
+    assert await outbox.take() == [
+        Status(1, "ready", n_steps=n_steps),
+        Status(1, "ready", last=True),
+        Status(1, "draining"),
+        Status(2, "ready"),
+    ]
 
 
 async def test_deltas_of_a_reused_id_are_not_mixed_with_those_before_its_end() -> None:

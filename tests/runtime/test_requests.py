@@ -269,10 +269,14 @@ async def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
     async with running_daemon() as daemon:
         failed = await refusal(daemon, [TokensPart([1, token])])
         assert failed.code == "invalid_request"
-        assert failed.details == {"token": token, "n_vocab": N_VOCAB}
+        limit = f"a token id from 0 to {N_VOCAB - 1}"
+        assert failed.message == f"prompt[0].tokens[1] is {token}, expected {limit}"
+        field = "prompt[0].tokens[1]"
+        assert failed.details == {"field": field, "value": str(token), "limit": limit}
         async with raw_client(daemon) as client:
             await client.send(Detokenize(3, [token]))
-            assert (await client.receive_a(Failed)).code == "invalid_request"
+            failed = await client.receive_a(Failed)
+            assert (failed.code, failed.details["field"]) == ("invalid_request", "tokens[0]")
 
 
 async def test_a_long_prompt_is_refused_with_both_numbers() -> None:
@@ -280,6 +284,46 @@ async def test_a_long_prompt_is_refused_with_both_numbers() -> None:
         failed = await refusal(daemon, "x" * 100)
         assert failed.code == "prompt_too_long"
         assert failed.details == {"n_prompt": 101, "n_ctx": 64}
+
+
+async def test_more_tokens_than_the_context_holds_are_refused_before_they_are_looked_at() -> None:
+    async with running_daemon(n_ctx=64) as daemon, connect(daemon.path) as client:
+        tokens = [N_VOCAB] * 65  # none of them exists
+        failed = await refusal(daemon, [TokensPart(tokens), TextPart("x")])
+        assert failed.code == "prompt_too_long"
+        assert failed.details == {"n_prompt": 65, "n_ctx": 64}
+        cut = [TokensPart([65] * 65)]
+        done = await client.complete(cut, truncate=True, max_tokens=1)
+        assert done.finished.n_truncated > 0
+
+
+async def test_a_crowd_of_empty_parts_is_gone_through_in_a_thread() -> None:
+    async with running_daemon(load=SlowTokenizer) as daemon, raw_client(daemon) as client:
+        engine = daemon.engine_as(SlowTokenizer)
+        await client.send(Tokenize(1, [TextPart("")] * 10_000))
+        await to_thread.run_sync(engine.started.wait)
+        await client.send(GetStatus(2))
+        await client.receive_a(Status)
+        engine.may_end.set()
+        await client.receive_a(Tokens, 1)
+
+
+async def test_long_texts_of_all_connections_share_a_thread() -> None:
+    async with (
+        running_daemon(load=SlowTokenizer) as daemon,
+        raw_client(daemon) as client,
+        raw_client(daemon) as other,
+    ):
+        engine = daemon.engine_as(SlowTokenizer)
+        await client.send(Tokenize(1, "x" * 10_000))
+        await to_thread.run_sync(engine.started.wait)
+        engine.started.clear()
+        await other.send(Tokenize(1, "x" * 10_000), GetStatus(2))
+        await other.receive_a(Status)
+        await anyio.wait_all_tasks_blocked()
+        assert not engine.started.is_set()
+        engine.may_end.set()
+        await other.receive_a(Tokens)
 
 
 async def test_a_long_prompt_is_cut_if_asked_for_and_says_so() -> None:
@@ -471,7 +515,7 @@ async def test_a_cancel_during_tokenization_is_not_forgotten() -> None:
         await client.receive_a(Status)
         engine.may_end.set()
         assert (await client.receive_a(Finished)).reason == "cancelled"
-        assert daemon.runner.n_requests == 0
+        assert daemon.runner.figures.n_steps == 0
         await daemon.has_all_slots()
 
 
@@ -487,7 +531,7 @@ async def test_a_cancel_while_loading_is_answered_at_once() -> None:
         assert (await client.receive_a(Finished)).reason == "cancelled"
         load.let_go()
         await daemon.until(lambda: daemon.runner.state == "ready")
-        assert daemon.runner.n_requests == 0
+        assert daemon.runner.figures.n_steps == 0
 
 
 async def test_a_cancel_in_the_same_write_as_its_request_acts() -> None:
@@ -530,6 +574,24 @@ async def test_a_connection_has_a_limit_of_requests() -> None:
         failed = await client.receive_a(Failed)
         assert (failed.request_id, failed.code, failed.retryable) == (2, "overloaded", True)
         assert failed.details == {"n_requests": 2, "max_requests": 2}
+        await client.send(GetStatus(3))
+        assert (await client.receive_a(Status)).last
+
+
+async def test_a_request_refused_after_its_acceptance_is_counted_with_the_failed() -> None:
+    load = GatedLoad()
+    async with (
+        running_daemon(load=load, waits_for_load=False, n_ctx=64) as daemon,
+        raw_client(daemon) as client,
+    ):
+        await client.send(Generate(1, "x" * 100), Generate(2, "x", max_tokens=1))
+        await client.receive_a(Accepted, 2)
+        load.let_go()
+        assert (await client.receive_a(Failed)).code == "prompt_too_long"
+        await client.receive_a(Finished, 2)
+        await client.send(GetStatus(3))
+        status = await client.receive_a(Status)
+        assert (status.n_requests, status.n_failed, status.n_prompt_tokens) == (2, 1, 2)
 
 
 async def test_text_longer_than_the_inline_limit_is_tokenized_alike() -> None:

@@ -5,27 +5,34 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.lowlevel import checkpoint
 
 from runnerd.client import Client, RequestFailed, connect
 from runnerd.config import Config
+from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import Options
+from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine, parse_options
-from runnerd.errors import BadModel, EngineBroken, LoadCancelled
+from runnerd.errors import BadModel, EngineBroken, LoadCancelled, LoadFailed
 from runnerd.runner import Runner
 from runnerd_protocol.messages import (
     Accepted,
     Cancel,
     Delta,
+    Detokenize,
     Failed,
     Finished,
     Generate,
+    GetModel,
     GetStatus,
     Status,
+    Tokenize,
+    Tokens,
 )
 from tests.daemon import PATIENCE_S, Daemon, RawClient, raw_client, running_daemon, started
-from tests.engines import GatedLoad, SteppedEngine
+from tests.engines import GatedLoad, SlowTokenizer, SteppedEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -240,6 +247,22 @@ async def test_status_is_answered_and_says_stalled_while_a_step_hangs() -> None:
                     pass
 
 
+async def test_a_stall_and_its_end_are_told_without_being_asked() -> None:
+    async with (
+        running_daemon(step_timeout_s=0.1) as daemon,
+        connect(daemon.path) as client,
+        AsyncExitStack() as stack,
+    ):
+        await hang(daemon, client, stack)
+        with anyio.fail_after(PATIENCE_S):
+            async with client.subscribe(3600) as statuses:
+                while (await anext(statuses)).state != "stalled":
+                    pass
+                daemon.engine.faults.release()
+                while (await anext(statuses)).state != "ready":
+                    pass
+
+
 async def test_connections_and_cancels_are_served_while_a_step_hangs() -> None:
     async with (
         running_daemon() as daemon,
@@ -273,6 +296,29 @@ async def test_cancelling_the_runner_ends_it_though_streams_run() -> None:
     assert str(ended[-1]) == "the decode loop has ended"
 
 
+async def test_a_listener_that_fails_costs_nobody_else_the_end() -> None:
+    runner = Runner(Config(EngineConfig("layers=0", "reference")), SteppedEngine)
+    ended: list[str] = []
+
+    def fail(emission: Emission) -> None:
+        raise RuntimeError("a bug")
+
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match="a bug"):
+            await runner.run()
+        await runner.close()
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            engine = await runner.loaded()
+            assert isinstance(engine, SteppedEngine)
+            for listener in (fail, lambda e: ended.append(str(e.ending))):
+                runner.submit(Prompt((1, 2)), Options(max_tokens=1), listener)
+            engine.let_all_go()
+    assert ended == ["the decode loop has ended"]
+
+
 # --- load ---------------------------------------------------------------------------------------
 
 
@@ -291,7 +337,7 @@ async def test_requests_come_in_during_the_load_and_are_served_after_it_in_order
             assert accepted.n_ahead == max(0, i - 1)
         await client.send(GetStatus(9))
         status = await client.receive_a(Status)
-        assert (status.state, status.load_phase, status.n_waiting) == ("loading", "weights", 6)
+        assert (status.state, status.load_phase, status.n_waiting) == ("loading", "weights", 5)
         order: list[int] = []
 
         async def note_ends(side: RawClient) -> None:
@@ -331,6 +377,51 @@ async def test_a_failed_load_fails_whoever_waits_and_whoever_comes(
         await client.send(Generate(3, "z"), GetStatus(4))
         assert (await client.receive_a(Failed)).code == "load_failed"
         assert (await client.receive_a(Status)).state == "failed"
+
+
+async def test_who_waited_for_the_load_is_not_passed_by_a_newcomer() -> None:
+    load = GatedLoad()
+    runner = Runner(Config(EngineConfig("layers=0", "reference")), load)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        await runner.loaded()
+        order.append(number)
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runner.run)
+            async with anyio.create_task_group() as waiters:
+                for number in range(5):
+                    waiters.start_soon(wait, number)
+                    await anyio.wait_all_tasks_blocked()
+                load.let_go()
+                while not order:
+                    await checkpoint()
+                await wait(5)
+            runner.stop()
+        await runner.close()
+    assert order == [0, 1, 2, 3, 4, 5]
+
+
+async def test_an_engine_that_cannot_be_scheduled_fails_the_load() -> None:
+    runner = Runner(Config(EngineConfig("layers=0", "reference", n_ctx=1)), open_engine)
+    refused: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await runner.loaded()
+        except LoadFailed as err:
+            refused.append(str(err))
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(AssertionError, match="one sequence alone"):
+                await runner.run()
+        await runner.close()
+    assert refused == ["the model could not be loaded: an internal error"]
 
 
 # --- the end ------------------------------------------------------------------------------------
@@ -424,6 +515,60 @@ async def test_giving_up_tells_everybody_though_a_step_hangs() -> None:
         assert {(f.code, f.message) for f in failed} == {("engine_failed", "it does not end")}
 
 
+async def test_a_step_that_ends_after_giving_up_ends_the_runner_quietly() -> None:
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        daemon.engine.faults.hang()
+        await client.send(Generate(1, "x"))
+        await to_thread.run_sync(daemon.engine.faults.hanging.wait)
+        daemon.runner.give_up("it does not end")
+        await client.receive_a(Failed)
+        daemon.engine.faults.release()
+        with anyio.fail_after(PATIENCE_S):
+            await daemon.has_ended.wait()
+        assert daemon.error is None
+        assert daemon.runner.state == "failed"
+
+
+async def test_giving_up_ends_a_runner_that_has_nothing_to_do() -> None:
+    async with running_daemon() as daemon:
+        daemon.runner.give_up("no reason")
+        with anyio.fail_after(PATIENCE_S):
+            await daemon.has_ended.wait()
+
+
+async def test_the_engine_is_closed_only_after_the_text_being_tokenized() -> None:
+    closed = anyio.Event()
+
+    async def close(daemon: Daemon) -> None:
+        await daemon.runner.close()
+        closed.set()
+
+    async with (
+        running_daemon(load=SlowTokenizer) as daemon,
+        raw_client(daemon) as client,
+        raw_client(daemon) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        engine = daemon.engine_as(SlowTokenizer)
+        await client.send(Tokenize(1, "x" * 10_000))
+        await to_thread.run_sync(engine.started.wait)
+        await other.send(Tokenize(2, "x" * 10_000), GetStatus(3))
+        await other.receive_a(Status)
+        daemon.runner.stop()
+        await daemon.has_ended.wait()
+        tasks.start_soon(close, daemon)
+        await other.send(Tokenize(4, "short"), Detokenize(5, [1]), GetModel(6))
+        for _ in range(3):
+            assert (await other.receive_a(Failed)).code == "shutting_down"
+        assert not closed.is_set()
+        assert not engine.may_end.is_set()
+        engine.may_end.set()
+        await client.receive_a(Tokens)
+        assert (await other.receive_a(Failed)).request_id == 2  # it came too late
+        with anyio.fail_after(PATIENCE_S):
+            await closed.wait()
+
+
 # --- clients that go ----------------------------------------------------------------------------
 
 
@@ -439,19 +584,19 @@ async def test_slots_are_free_a_step_after_their_clients_have_gone(how: str) -> 
                 else:
                     await client.send(*(Generate(i, "x", shift=True) for i in range(4)))
                 await engine.at_step()
-                await daemon.until(lambda: daemon.runner.n_requests == 4)
+                await daemon.until(lambda: daemon.runner.figures.n_requests == 4)
                 await engine.step(5)
                 if how != "unread":  # unread answers make a reset of our closing
-                    await daemon.until(lambda: daemon.runner.n_generated_tokens >= 10)
+                    await daemon.until(lambda: daemon.runner.figures.n_generated_tokens >= 10)
             if how == "cancel":
                 await client.send(*(Cancel(i) for i in range(4)))
                 await client.send(GetStatus(9))
                 await client.receive_a(Status)
         await daemon.until(lambda: daemon.server.n_connections == 0)
-        n_steps = daemon.runner.n_steps
+        n_steps = daemon.runner.figures.n_steps
         engine.let_go()
         await daemon.until(lambda: not daemon.runner.batcher or not daemon.runner.batcher.seq_ids)
-        assert daemon.runner.n_steps == n_steps + 1
+        assert daemon.runner.figures.n_steps == n_steps + 1
         engine.let_all_go()
         await daemon.has_all_slots()
 

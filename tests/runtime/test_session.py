@@ -1,6 +1,8 @@
 """One connection: what it survives, what ends it, and what it never does to the others."""
 
+import os
 import random
+import resource
 import socket
 import struct
 from contextlib import AsyncExitStack
@@ -9,6 +11,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 from msgspec.msgpack import encode
+from structlog.testing import capture_logs
 
 from runnerd.client import connect
 from runnerd.config import SessionLimits
@@ -20,6 +23,7 @@ from runnerd_protocol.messages import (
     Failed,
     Finished,
     Generate,
+    GetModel,
     GetStatus,
     Hello,
     ProtocolError,
@@ -38,7 +42,7 @@ from tests.daemon import (
     running_daemon,
     started,
 )
-from tests.engines import SteppedEngine
+from tests.engines import GatedLoad, SteppedEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +141,34 @@ async def test_a_fatal_error_comes_after_the_last_answer() -> None:
         assert ends == ["cancelled", "cancelled"]
         assert [a.last for a in answers if isinstance(a, Status)][-1]
         await daemon.has_all_slots()
+
+
+async def test_a_fatal_error_does_not_wait_for_the_model() -> None:
+    load = GatedLoad()
+    async with running_daemon(load=load, waits_for_load=False) as daemon:
+        try:
+            async with raw_client(daemon) as client:
+                await client.send(Generate(1, "x"), Tokenize(2, "x"), GetModel(3), Subscribe(4))
+                await client.send(struct.pack(">I", 2**32 - 1))
+                *answers, error = await client.rest()
+            assert isinstance(error, ProtocolError)
+            assert [a.reason for a in answers if isinstance(a, Finished)] == ["cancelled"]
+        finally:
+            load.let_go()
+
+
+async def test_a_full_close_after_a_fatal_error_ends_the_session_amid_a_step() -> None:
+    async with running_daemon(load=SteppedEngine) as daemon:
+        engine = daemon.engine_as(SteppedEngine)
+        async with raw_client(daemon) as client:
+            await client.send(Generate(1, "x"))
+            await engine.at_step()
+            await client.send(struct.pack(">I", 2**32 - 1))
+            await daemon.until(
+                lambda: any(session._is_closing for session in daemon.server._sessions.values())
+            )
+            assert daemon.server.n_connections == 1
+        await daemon.until(lambda: daemon.server.n_connections == 0)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +272,7 @@ async def test_a_full_close_after_a_half_close_frees_the_slot(is_running: bool) 
                 await engine.at_step()
             async with raw_client(daemon) as client:
                 await client.send(Generate(1, "x" * 300))
-                await daemon.until(lambda: daemon.runner.n_requests == 1 + (not is_running))
+                await daemon.until(lambda: daemon.runner.figures.n_requests == 1 + (not is_running))
                 client.shut_down_sending()
                 await daemon.until(
                     lambda: any(session._is_closing for session in daemon.server._sessions.values())
@@ -248,7 +280,25 @@ async def test_a_full_close_after_a_half_close_frees_the_slot(is_running: bool) 
             await daemon.until(lambda: daemon.server.n_connections == 1)
             engine.let_all_go()
             await daemon.has_all_slots()
-            assert daemon.runner.n_prompt_tokens < 600
+            assert daemon.runner.batcher is not None
+            assert daemon.runner.batcher.n_prefilled < 600
+
+
+async def test_a_half_close_without_a_descriptor_to_spare_is_one_like_any_other() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        await client.send(Generate(1, "x", max_tokens=1))
+        await client.receive_a(Finished)
+        n_descriptors = os.dup(0)  # the lowest that is free
+        os.close(n_descriptors)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (n_descriptors, hard))
+        try:
+            await client.send(Generate(1, "x", max_tokens=30))
+            client.shut_down_sending()
+            answers = await client.rest()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [a.n_generated for a in answers if isinstance(a, Finished)] == [30]
 
 
 # --- slow readers -------------------------------------------------------------------------------
@@ -267,10 +317,10 @@ async def test_a_slow_reader_pauses_its_own_sequences_and_loses_nothing() -> Non
         batcher = daemon.runner.batcher
         assert batcher is not None
         await daemon.until(lambda: any(s.paused for s in batcher.residency.running))
-        n_steps = daemon.runner.n_steps
+        n_steps = daemon.runner.figures.n_steps
         await quick.send(Generate(1, "y", max_tokens=50))
         assert (await quick.receive_a(Finished)).n_generated == 50
-        assert daemon.runner.n_steps >= n_steps + 50
+        assert daemon.runner.figures.n_steps >= n_steps + 50
         assert batcher.residency.running[0].n_generated < n_tokens
         tokens, text = 0, ""
         while not isinstance(message := await slow.receive(), Finished):
@@ -388,6 +438,21 @@ async def test_a_client_may_complain_and_leave() -> None:
         await client.rest()
         await daemon.until(lambda: daemon.server.n_connections == 0)
         await daemon.has_all_slots()
+
+
+async def test_a_client_that_complains_on_and_on_gets_two_lines_of_the_log() -> None:
+    with capture_logs() as lines:
+        async with running_daemon() as daemon:
+            async with raw_client(daemon) as client:
+                await client.send(*(ProtocolError("internal", "oh", fatal=False),) * 1000)
+                await client.send(GetStatus(1))
+                await client.receive_a(Status)
+            await daemon.until(lambda: daemon.server.n_connections == 0)
+    events = [(line["event"], line.get("n_more")) for line in lines]
+    assert [event for event in events if event[0].startswith("client.")] == [
+        ("client.complained", None),
+        ("client.kept_complaining", 999),
+    ]
 
 
 async def test_many_streams_on_one_connection_share_it() -> None:

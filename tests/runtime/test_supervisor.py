@@ -1,8 +1,12 @@
 """The daemon's life from start to exit status, with signals sent to ourselves."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
@@ -11,24 +15,66 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from runnerd.client import Client, RequestFailed, attach, connect
 from runnerd.config import Config
 from runnerd.engine.base import EngineConfig
-from runnerd.supervisor import run_daemon
+from runnerd.listener import bind_unix
+from runnerd.supervisor import LastLines, _watch_path, run_daemon
 from runnerd_protocol.messages import DaemonState
 from tests.daemon import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
+# A daemon whose load is silent for a minute, so that a second signal finds it alive.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runnerd import supervisor
+from runnerd.config import Config
+from runnerd.engine.base import EngineConfig
+from runnerd.log import configure_logging
+from runnerd.native_log import NativeLogRelay
+
+relay = NativeLogRelay.start(configure_logging("info", "json"))
+os.write(2, b"chat of a library\\n")
+
+def on_load(state, phase, fraction):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+config = Config(EngineConfig("layers=0,load_ms=1200000", "reference", 2), Path(sys.argv[1]))
+supervisor.start(config, "asyncio", relay.last_lines, on_load, before_kill=relay.stop)
+"""
+
+# A daemon that gets a SIGTERM at each of the log events that it is given.
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+import structlog
+from runnerd import supervisor
+from runnerd.config import Config
+from runnerd.engine.base import EngineConfig
+
+def raise_signal(logger, method, event):
+    if event["event"] in sys.argv[2:]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise structlog.DropEvent
+
+structlog.configure(processors=[raise_signal])
+config = Config(EngineConfig("layers=0", "reference", 2), Path(sys.argv[1]))
+sys.exit(supervisor.start(config, "asyncio", list))
+"""
+
 
 @dataclass
 class Run:
     path: Path
+    last_lines: LastLines = list
     exit_code: int | None = None
 
     async def run(self, config: Config) -> None:
-        self.exit_code = await run_daemon(config, list, self.on_load)
+        self.exit_code = await run_daemon(config, self.last_lines, self.on_load)
 
     def __post_init__(self) -> None:
         self.states: list[DaemonState] = []
@@ -45,10 +91,12 @@ def config_of(path: Path, options: str = "layers=0") -> Config:
 
 
 @asynccontextmanager
-async def supervised(options: str = "layers=0", **changes: object) -> AsyncIterator[Run]:
+async def supervised(
+    options: str = "layers=0", last_lines: LastLines = list, **changes: object
+) -> AsyncIterator[Run]:
     """Run a daemon until it ends by itself; the block must see to that."""
     with TemporaryDirectory() as folder:
-        run = Run(Path(folder, "socket"))
+        run = Run(Path(folder, "socket"), last_lines)
         config = replace(config_of(run.path, options), **changes)  # type: ignore[arg-type]
         with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
@@ -114,6 +162,77 @@ async def test_a_signal_during_the_load_ends_it_with_0() -> None:
     assert run.exit_code == 0
 
 
+async def test_a_load_that_is_told_to_stop_has_no_time_to_drain() -> None:
+    with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S), capture_logs() as lines:
+        run = Run(Path(folder, "socket"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run, config_of(run.path, "layers=0,load_ms=3000"))
+            while "loading" not in run.states:
+                await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert [line["drain_s"] for line in lines if line["event"] == "daemon.draining"] == [0.0]
+    assert run.exit_code == 0
+
+
+def test_a_second_signal_ends_the_log_of_a_load_in_good_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "socket")]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE_S)
+    assert done.returncode == 70
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == [
+        "daemon.starting",
+        "daemon.draining",
+        "daemon.killed",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("moments", ["daemon.starting", "daemon.ready daemon.stopped"])
+def test_a_signal_at_the_very_start_or_end_leaves_no_file(tmp_path: Path, moments: str) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "socket"), *moments.split()]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_first_signal_amid_the_last_answers_costs_nobody_theirs() -> None:
+    def last_lines() -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    async with supervised("layers=0,broken_at=3", last_lines) as run, connect(run.path) as client:
+        with pytest.raises(RequestFailed, match="engine_failed"):
+            await client.complete("x")
+    assert run.exit_code == 70
+
+
+async def test_clients_hear_of_a_failure_while_its_cause_is_still_sought() -> None:
+    is_told = threading.Event()
+    was_told: list[bool] = []
+
+    def last_lines() -> list[str]:
+        was_told.append(is_told.wait(PATIENCE_S / 2))
+        return []
+
+    async with supervised("layers=0,broken_at=3", last_lines) as run, connect(run.path) as client:
+        with pytest.raises(RequestFailed, match="engine_failed"):
+            await client.complete("x")
+        is_told.set()
+    assert (run.exit_code, was_told) == (70, [True])
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_only_a_socket_file_that_others_deleted_is_worth_a_warning(
+    tmp_path: Path, is_ours: bool
+) -> None:
+    with capture_logs() as lines, bind_unix(tmp_path / "socket") as bound:
+        if is_ours:
+            bound.close()
+        else:
+            bound.path.unlink()
+        await _watch_path(bound)
+    assert [line["event"] for line in lines] == [] if is_ours else ["daemon.socket_deleted"]
+
+
 async def test_a_failed_load_is_told_and_gives_65() -> None:
     with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S):
         run = Run(Path(folder, "socket"))
@@ -165,13 +284,10 @@ async def test_a_setting_that_cannot_work_gives_78(
         assert list(Path(folder).iterdir()) == []
 
 
-async def test_a_path_that_somebody_serves_is_left_to_them() -> None:
-    async with supervised() as run, connect(run.path) as client:
-        assert await run_daemon(config_of(run.path), list) == 78
-        assert (await client.status()).state == "ready"
-        async with connect(run.path):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+async def test_a_path_that_somebody_serves_is_left_to_them(tmp_path: Path) -> None:
+    with bind_unix(tmp_path / "socket") as bound:
+        assert await run_daemon(config_of(bound.path), list) == 78
+        assert bound.still_ours()
 
 
 async def test_the_next_daemon_can_have_the_path_while_this_one_drains() -> None:
@@ -186,6 +302,21 @@ async def test_the_next_daemon_can_have_the_path_while_this_one_drains() -> None
                 assert run.path.stat().st_ino == inode
             run.path.unlink()
     assert run.exit_code == 0
+
+
+async def test_the_service_manager_hears_of_the_load_and_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        async with supervised("layers=0,load_ms=100"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        heard: list[str] = []
+        while not heard or not heard[-1].startswith("STOPPING=1"):
+            heard.append(manager.recv(4096).decode())
+    assert heard[0].startswith("STATUS=loading: ")
+    assert "READY=1\nSTATUS=serving reference" in heard
 
 
 async def test_the_load_is_told_until_it_is_over() -> None:

@@ -1,11 +1,14 @@
 """Time limits of a session, on a clock that jumps: trio's, for want of one on asyncio."""
 
+import socket
+
 import anyio
 import pytest
+from anyio.abc import SocketAttribute
 from trio.testing import MockClock
 
 from runnerd_protocol.framing import encode_frame
-from runnerd_protocol.messages import Finished, Generate, ProtocolError
+from runnerd_protocol.messages import Detokenize, Finished, Generate, ProtocolError
 from tests.daemon import HELLO, raw_client, running_daemon
 
 pytestmark = pytest.mark.anyio
@@ -69,3 +72,20 @@ async def test_an_idle_connection_is_never_closed() -> None:
         await anyio.sleep(10 * 86400)
         await client.send(Generate(1, "x", max_tokens=1))
         await client.receive_a(Finished)
+
+
+async def test_a_client_that_takes_its_answers_drop_by_drop_is_cut_off() -> None:
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        for session in daemon.server._sessions.values():
+            sock = session._stream.extra(SocketAttribute.raw_socket)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        started_at = anyio.current_time()
+        await client.send(Detokenize(1, [65] * 100_000))
+        await anyio.wait_readable(client.socket)
+        n_bytes = 0
+        while data := client.socket.recv(1024):
+            n_bytes += len(data)
+            if daemon.server.n_connections:
+                await anyio.sleep(2)  # well within the time for taking anything at all
+        assert 20_000 < n_bytes < 100_000
+        assert anyio.current_time() - started_at == pytest.approx(120, rel=0.1)

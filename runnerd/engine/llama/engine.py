@@ -23,7 +23,7 @@ from runnerd.engine.llama.gguf import read_gguf
 from runnerd.engine.llama.library import lib
 from runnerd.engine.llama.model import LlamaModel, Phases, load_model
 from runnerd.engine.llama.sampler import Samplers
-from runnerd.engine.llama.shape import check_memory, kv_bytes, plan_shape
+from runnerd.engine.llama.shape import check_kv_cache, kv_bytes, plan_shape
 
 log = structlog.get_logger()
 
@@ -103,7 +103,7 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
     header = read_gguf(config.model)
     shape = plan_shape(config, header)
     if not lib.llama_supports_gpu_offload():  # else the cache is on the device
-        check_memory(shape, header)
+        check_kv_cache(shape, header)
     phases.reach("open", 1.0)
     model = load_model(config.model, header, phases)
     try:

@@ -57,29 +57,37 @@ class GGUFHeader:
         return value if isinstance(value, int) else None
 
     def kv_bytes_per_input(self) -> int | None:
-        """Return the size of one cell of the KV cache at f16, over all layers.
+        """Return what one cell of the KV cache takes at least, at f16, over all layers.
 
-        None where the metadata does not tell, or the layers do not all keep plain keys and
-        values (latent attention, recurrent or shared layers).
+        Exact for plain keys and values. Latent attention is taken to keep keys alone, and of
+        two sizes of heads (of layers with a sliding window, and of others) the smaller counts.
+        None where the metadata does not tell, or layers keep recurrent state.
         """
-        uneven = (".kv_lora_rank", ".ssm.", ".shared_kv_layers", ".full_attention_interval")
-        if any(word in key for key in self.metadata for word in uneven):
+        recurrent = (".ssm.", ".full_attention_interval")
+        if any(word in key for key in self.metadata for word in recurrent):
             return None
         n_layers, n_heads = self.number("block_count"), self.number("attention.head_count")
         n_embd = self.number("embedding_length")
         default = n_embd // n_heads if n_embd is not None and n_heads else None
-        key = self.number("attention.key_length") or default
-        value = self.number("attention.value_length") or default
+        key = self._least("attention.key_length", default)
+        value = self._least("attention.value_length", default)
         if n_layers is None or key is None or value is None:
             return None
+        if self.number("attention.key_length_mla"):
+            value = 0
+        n_own = max(0, n_layers - (self.number("attention.shared_kv_layers") or 0))
         match self.metadata.get(f"{self.architecture}.attention.head_count_kv", n_heads):
             case tuple(per_layer):
-                n_kv_heads = int(sum(per_layer))
+                n_kv_heads = int(sum(per_layer[:n_own]))
             case int(every_layer):
-                n_kv_heads = n_layers * every_layer
+                n_kv_heads = n_own * every_layer
             case _:
                 return None
         return n_kv_heads * (key + value) * F16_BYTES
+
+    def _least(self, name: str, default: int | None) -> int | None:
+        sizes = (self.number(name) or default, self.number(f"{name}_swa"))
+        return min((size for size in sizes if size), default=None)
 
 
 def read_gguf(path: str) -> GGUFHeader:

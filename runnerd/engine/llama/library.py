@@ -18,6 +18,8 @@ try:
     import llama_cpp as lib
 except ImportError as err:
     raise ConfigError(f"the llama engine needs llama-cpp-python (runnerd[llama]): {err}") from err
+except (OSError, RuntimeError) as err:  # the package is there, its shared library does not load
+    raise ConfigError(f"llama-cpp-python does not load: {err}") from err
 
 __all__ = ["check_decode", "lib", "quiet_load"]
 

@@ -3,13 +3,11 @@
 import os
 from dataclasses import dataclass
 
-import psutil
-
-from runnerd.engine.base import EngineConfig
+from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.errors import ConfigError, OutOfMemory
+from runnerd.engine.memory import check_memory
+from runnerd.errors import ConfigError
 
-MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 DEFAULT_N_CTX = 4096  # what a model was trained for can be more than there is memory for
 CELL_STEP = 256  # llama.cpp rounds the cells of a stream up to this
 
@@ -58,23 +56,25 @@ def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
     return ContextShape(n_slots, n_ctx, n_cells, n_ctx_total, n_batch, n_ubatch, n_threads, unified)
 
 
-def check_memory(shape: ContextShape, header: GGUFHeader) -> None:
-    """Refuse a KV cache that main memory cannot hold: to fill it would get us killed.
+def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
+    """Refuse a KV cache that main memory cannot hold.
 
     Raises:
         OutOfMemory: with the numbers.
     """
-    needed = kv_bytes(shape, header)
-    available: int = psutil.virtual_memory().available
-    if needed is not None and needed > available:
-        raise OutOfMemory(
-            f"{shape.n_slots} slots of {shape.n_ctx} take {needed} bytes of KV cache, "
-            f"{available} bytes of memory are available"
+    per_input = header.kv_bytes_per_input()
+    if per_input:
+        check_memory(
+            shape.n_slots,
+            shape.n_ctx,
+            kv_bytes=per_input * shape.n_ctx_total,
+            bytes_per_ctx=per_input * shape.n_slots,
+            step=CELL_STEP,
         )
 
 
 def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:
-    """Return the size of the whole KV cache, where the metadata tells."""
+    """Return the size of the whole KV cache at least, where the metadata tells."""
     per_input = header.kv_bytes_per_input()
     return None if per_input is None else per_input * shape.n_ctx_total
 

@@ -1,12 +1,13 @@
 """A model's vocabulary: text to tokens and back. Only reads, so safe from any thread."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from itertools import compress, groupby, repeat
+from collections.abc import Sequence
+from itertools import compress, repeat
 
 import numpy as np
 import numpy.typing as npt
 
+from runnerd.core.parts import encoded, joined
 from runnerd.core.prompt import Part, Prompt, TextPart, TokensPart
 from runnerd.engine.llama.library import lib
 from runnerd.errors import InvalidRequest
@@ -34,13 +35,11 @@ class Vocabulary:
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
         """Turn a request's parts into inputs, as `Tokenizer.expand` says."""
         inputs: list[int] = []
-        for part in _joined(parts):
+        for part in joined(parts, self.n_tokens):
             match part:
                 case TextPart(text, special):
                     inputs.extend(self._tokenize(text, special))
                 case TokensPart(tokens):
-                    self.check(min(tokens))
-                    self.check(max(tokens))
                     inputs.extend(tokens)
         if add_bos and self.bos is not None and inputs[:1] != [self.bos]:
             inputs.insert(0, self.bos)
@@ -48,7 +47,8 @@ class Vocabulary:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to the text; none for a control token."""
-        self.check(token)
+        # llama.cpp would read out of bounds.
+        assert 0 <= token < self.n_tokens, f"token {token} of {self.n_tokens}"
         piece = self._pieces[token]
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)
@@ -58,22 +58,12 @@ class Vocabulary:
         """Whether the token ends a generation."""
         return token in self._ends
 
-    def check(self, token: int) -> None:
-        """Refuse a token that is not in the vocabulary: llama.cpp would read out of bounds."""
-        if not 0 <= token < self.n_tokens:
-            raise InvalidRequest(
-                f"token {token} is outside the vocabulary of {self.n_tokens}",
-                token=token,
-                n_vocab=self.n_tokens,
-            )
-
     def _tokenize(self, text: str, special: bool) -> list[int]:
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as err:
-            raise InvalidRequest(f"text cannot be tokenized: {err}") from err
+        data = encoded(text)
         if len(data) > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"text of {len(data)} bytes, at most {MAX_TEXT_BYTES}")
+            raise InvalidRequest(
+                "prompt", f"text of {len(data)} bytes", f"at most {MAX_TEXT_BYTES} bytes"
+            )
         tokens = np.empty(len(data) + 8, np.int32)  # at worst a token per byte
         count = self._tokenize_into(tokens, data, special)
         if count < 0:  # except where the tokenizer's normal form of the text is longer
@@ -100,8 +90,9 @@ class Vocabulary:
         for token in np.unique(tokens).tolist():
             if lib.llama_vocab_is_control(self._vocab, token):
                 raise InvalidRequest(
-                    f"plain text that this vocabulary can only write as control token {token}",
-                    token=token,
+                    "prompt",
+                    f"plain text that this vocabulary writes as token {token}",
+                    "text that it writes without control tokens",
                 )
 
     def _read_piece(self, token: int) -> bytes:
@@ -112,22 +103,3 @@ class Vocabulary:
             if count >= 0:
                 return buffer.raw[:count]
             n_bytes = -count
-
-
-def _joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Join adjoining texts of one kind, so that it does not matter where a client split them."""
-    for special, run in groupby(filter(_is_filled, parts), _is_special):
-        if special is None:
-            yield from run
-        else:
-            yield TextPart(
-                "".join(part.text for part in run if isinstance(part, TextPart)), special
-            )
-
-
-def _is_filled(part: Part) -> bool:
-    return bool(part.text if isinstance(part, TextPart) else part.tokens)
-
-
-def _is_special(part: Part) -> bool | None:
-    return part.special if isinstance(part, TextPart) else None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerd.core.batch import Batch, BatchKind, Limits, Span
+from runnerd.engine.memory import check_memory
 from runnerd.engine.reference.ledger import Ledger, Placement
 from runnerd.engine.reference.model import (
     ONE,
@@ -33,7 +34,11 @@ FALL[-1] = 0.0
 
 
 class KVCache:
-    """Keys and values of every slot, `n_ctx` cells each."""
+    """Keys and values of every slot, `n_ctx` cells each.
+
+    Raises:
+        OutOfMemory: main memory cannot hold them.
+    """
 
     def __init__(self, model: Model, options: ReferenceOptions, limits: Limits) -> None:
         self.ledger = Ledger(limits)
@@ -41,6 +46,15 @@ class KVCache:
         self._heads = options.heads
         self._window = options.window
         head_dim = options.dim // options.heads
+        # Three arrays of every slot; sines and cosines, and as much again while they are made.
+        n_values = 3 * options.layers * limits.n_slots * options.dim + 2 * head_dim
+        bytes_per_ctx = n_values * np.dtype(np.float64).itemsize
+        check_memory(
+            limits.n_slots,
+            limits.n_ctx,
+            kv_bytes=bytes_per_ctx * limits.n_ctx,
+            bytes_per_ctx=bytes_per_ctx,
+        )
         shape = (options.layers, limits.n_slots, options.heads, limits.n_ctx, head_dim)
         self._keys, self._turned, self._values = (np.zeros(shape) for _ in range(3))
         angles = np.outer(

@@ -27,6 +27,7 @@ from runnerd.engine.reference.faults import Faults
 from runnerd.engine.reference.ledger import Placement
 from runnerd.engine.reference.model import Model
 from runnerd.engine.reference.options import ReferenceOptions
+from runnerd.engine.reference.sampling import Sampler, sample_greedy
 from runnerd.engine.reference.tokenizer import (
     BOS,
     CHAT_TEMPLATE,
@@ -34,7 +35,6 @@ from runnerd.engine.reference.tokenizer import (
     N_VOCAB,
     ByteTokenizer,
 )
-from runnerd.engine.sampling import Sampler, sample_greedy
 from runnerd.errors import BadModel, LoadCancelled
 
 Floats = NDArray[np.float64]
@@ -50,6 +50,7 @@ class ReferenceEngine:
     Raises:
         BadModel: the options say that the load fails.
         LoadCancelled: `progress` returned False.
+        OutOfMemory: the KV cache is larger than memory.
     """
 
     def __init__(

@@ -34,14 +34,12 @@ class Medium:
         """
         fields = _FIELDS.fullmatch(name)
         assert fields is not None, name
-        n_rows = int(fields[1])
-        n_pos = int(fields[2] or n_rows)
+        # Nine digits are too many rows already, and int() does not read thousands of them.
+        n_rows = int(fields[1][:9])
+        n_pos = int(fields[2][:9]) if fields[2] else n_rows
         if not 1 <= n_pos <= n_rows <= MAX_ROWS:
             raise InvalidRequest(
-                f"{name}: {n_rows} rows at {n_pos} positions; an image has 1 to {MAX_ROWS} rows"
-                " and at most as many positions",
-                n_rows=n_rows,
-                n_pos=n_pos,
+                "prompt", name, f"an image of 1 to {MAX_ROWS} rows, at most as many positions"
             )
         one_pass = non_causal and fields[3] is None
         content = f"{fields[4] or ''}:{n_rows}".encode()

@@ -1,12 +1,11 @@
 """A token for each byte, four control tokens, and images."""
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
+from runnerd.core.parts import encoded, joined
 from runnerd.core.prompt import Group, Layout, Part, Prompt, TextPart, TokensPart, media_key
 from runnerd.engine.reference.media import IMAGE, Medium
-from runnerd.errors import InvalidRequest
 
 BOS, END, IM_START, IM_END = range(256, 260)
 N_VOCAB = 260
@@ -32,14 +31,14 @@ class ByteTokenizer:
         """See `Tokenizer.expand`."""
         inputs = [BOS] if add_bos else []
         groups: list[Group] = []
-        for part in _joined(parts):
+        for part in joined(parts, N_VOCAB):
             match part:
                 case TokensPart(tokens):
-                    inputs.extend(_checked(tokens))
+                    inputs.extend(tokens)
                 case TextPart(text, special=True):
                     self._expand_special(text, inputs, groups)
                 case TextPart(text):
-                    inputs.extend(_encoded(text))
+                    inputs.extend(encoded(text))
         layout = Layout(tuple(groups))
         if add_bos and inputs[1:2] == [BOS]:
             inputs, layout = inputs[1:], layout.without(0, 1)
@@ -57,7 +56,7 @@ class ByteTokenizer:
         # A split by a group keeps what it splits at, at the odd places.
         for place, piece in enumerate(_SPECIAL_TEXT.split(text)):
             if place % 2 == 0:
-                inputs.extend(_encoded(piece))
+                inputs.extend(encoded(piece))
             elif piece in SPECIAL:
                 inputs.append(SPECIAL[piece])
             else:
@@ -65,33 +64,3 @@ class ByteTokenizer:
                 start, stop = len(inputs), len(inputs) + medium.n_rows
                 groups.append(Group(start, stop, medium.n_pos, medium.media_id, medium.one_pass))
                 inputs.extend(media_key(medium.media_id, row) for row in range(medium.n_rows))
-
-
-def _joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield the parts with adjoining texts of a kind as one: where they are split says nothing."""
-    for special, run in groupby(parts, key=lambda part: getattr(part, "special", None)):
-        if special is None:
-            yield from run
-        else:
-            texts = (part.text for part in run if isinstance(part, TextPart))
-            yield TextPart("".join(texts), special)
-
-
-def _checked(tokens: Sequence[int]) -> Sequence[int]:
-    for token in tokens:
-        if not 0 <= token < N_VOCAB:
-            raise InvalidRequest(
-                f"token {token} is outside the vocabulary of {N_VOCAB}",
-                token=token,
-                n_vocab=N_VOCAB,
-            )
-    return tokens
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as err:
-        raise InvalidRequest(
-            f"character {err.start} of the text is half of a surrogate pair", at=err.start
-        ) from err

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runnerd.core.batch import SampleFault, Sampling
-from runnerd.engine.sampling import Sampler, draw, sample_greedy
+from runnerd.engine.reference.sampling import Sampler, draw, sample_greedy
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,54 @@
+"""The step in progress: since when it runs, and whether that is too long."""
+
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+
+
+class StepWatch:
+    """Calls `tell` when a step has taken `limit_s`, and again when it has ended at last."""
+
+    def __init__(self, limit_s: float, tell: Callable[[], None]) -> None:
+        self._limit_s = limit_s
+        self._tell = tell
+        self._started_at: float | None = None
+        self._is_working = anyio.Event()
+        self._has_ended = anyio.Event()
+
+    @property
+    def age_s(self) -> float:
+        """Age of the step in progress; 0 when there is none."""
+        return 0.0 if self._started_at is None else monotonic() - self._started_at
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the step in progress has taken too long."""
+        return self.age_s >= self._limit_s
+
+    def begin(self, now: float) -> None:
+        """Note that a step begins."""
+        self._started_at = now
+        self._is_working.set()
+
+    def end(self) -> None:
+        """Note that it has ended, well or not."""
+        self._started_at = None
+        self._has_ended.set()
+
+    def rest(self) -> None:
+        """Note that no step is likely soon."""
+        self._is_working = anyio.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self._is_working.wait()
+            left_s = self._limit_s - self.age_s
+            if left_s > 0:
+                await anyio.sleep(left_s)
+                continue
+            self._has_ended = anyio.Event()
+            self._tell()
+            await self._has_ended.wait()
+            self._tell()

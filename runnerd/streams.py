@@ -1,0 +1,148 @@
+"""What comes back to a client: the messages of one request, in order, as they arrive.
+
+What a mailbox holds is read before its loss is told. The end of a request stays in it: whoever
+reads on meets the same end again.
+"""
+
+from collections import deque
+from typing import Generic, Self, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from runnerd_protocol.messages import Accepted, DaemonMessage, Delta, Failed, Finished, Status
+
+T = TypeVar("T")
+
+
+class ClientError(Exception):
+    """Base of what the client raises."""
+
+
+class CannotSend(ClientError):
+    """The request is too large or holds what cannot be encoded. Nothing was sent."""
+
+
+class RequestFailed(ClientError):
+    """The daemon could not serve the request; `failed` says why, in words and numbers."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.code}: {failed.message}")
+        self.failed = failed
+
+
+class ConnectionLost(ClientError):
+    """The connection ended, and this request has no answer. What came is incomplete."""
+
+
+class Completion(Struct, frozen=True):
+    """A finished generation: all of its text, and how it went."""
+
+    text: str
+    finished: Finished
+
+
+class Mailbox:
+    """What has come for one request, and the way to wait for more."""
+
+    def __init__(self) -> None:
+        self._messages: deque[DaemonMessage] = deque()
+        self._news: anyio.Event | None = None
+        self._loss: str | None = None
+
+    def put(self, message: DaemonMessage) -> None:
+        """Add what has come."""
+        self._messages.append(message)
+        self._wake()
+
+    def lose(self, loss: str) -> None:
+        """Say that no more will come, and why."""
+        self._loss = loss
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    async def get(self) -> DaemonMessage:
+        """Return the next message; `Finished` again and again.
+
+        Raises:
+            RequestFailed: the daemon said `Failed`.
+            ConnectionLost: there is no more.
+        """
+        while not self._messages:
+            if self._loss is not None:
+                raise ConnectionLost(self._loss)
+            if self._news is None:
+                self._news = anyio.Event()
+            await self._news.wait()
+        match self._messages[0]:
+            case Failed() as failed:
+                raise RequestFailed(failed)
+            case Finished() as finished:
+                return finished
+            case _:
+                return self._messages.popleft()
+
+
+class _Stream(Generic[T]):
+    """Messages of one request, until its last."""
+
+    def __init__(self, request_id: int, mailbox: Mailbox) -> None:
+        self.request_id = request_id
+        self._mailbox = mailbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+
+class GenerationStream(_Stream[Delta]):
+    """The deltas of one generation; `finished` is there when they have ended."""
+
+    accepted: Accepted | None = None
+    finished: Finished | None = None
+
+    async def __anext__(self) -> Delta:
+        """Return the next piece of text.
+
+        Raises:
+            RequestFailed: the daemon could not complete the request.
+            ConnectionLost: the connection ended before the request did.
+        """
+        while self.finished is None:
+            match await self._mailbox.get():
+                case Delta() as delta:
+                    return delta
+                case Accepted() as accepted:
+                    self.accepted = accepted
+                case Finished() as finished:
+                    self.finished = finished
+        raise StopAsyncIteration
+
+    async def completion(self) -> Completion:
+        """Wait for the end; return all text that has not been read yet."""
+        text = "".join([delta.text async for delta in self])
+        assert self.finished is not None
+        return Completion(text, self.finished)
+
+
+class StatusStream(_Stream[Status]):
+    """Statuses of a subscription. It ends after the one that is marked `last`."""
+
+    _has_ended = False
+
+    async def __anext__(self) -> Status:
+        """Return the next status.
+
+        Raises:
+            RequestFailed: the daemon refused the subscription.
+            ConnectionLost: the connection ended before the subscription did.
+        """
+        if self._has_ended:
+            raise StopAsyncIteration
+        message = await self._mailbox.get()
+        assert isinstance(message, Status)
+        self._has_ended = message.last
+        return message
