@@ -217,7 +217,8 @@ class Text(Message, frozen=True, tag="text"):
 class Status(Message, frozen=True, tag="status"):
     """How the daemon is doing. Counters run from its start.
 
-    `step_age_s` is the age of the forward pass in progress, 0 when there is none.
+    `load_fraction` is how far `load_phase` is; each phase begins anew. `step_age_s` is the age
+    of the forward pass in progress, 0 when there is none.
     `tokens_per_s` covers the last few seconds. `resident_bytes` is the process's memory.
     """
 

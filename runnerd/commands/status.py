@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import typer
 
-from runnerd.commands.failure import connected, translated
+from runnerd.commands.failure import UNAVAILABLE, CommandFailed, connected, translated
 from runnerd_protocol.messages import Status
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def status(
         async with connected(socket) as client:
             if not watch:
                 _show(await client.status(), json=json)
-            elif json or not sys.stdout.isatty():
+                return
+            if json or not sys.stdout.isatty():
                 async with client.subscribe(interval) as statuses:
                     async for each in statuses:
                         _show(each, json=json)
@@ -45,6 +46,7 @@ def status(
                     with Live(auto_refresh=False) as live:
                         async for each in statuses:
                             live.update(_table(each), refresh=True)
+            raise CommandFailed("the daemon has stopped", UNAVAILABLE)
 
     with translated():
         anyio.run(run)

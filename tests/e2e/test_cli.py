@@ -137,6 +137,14 @@ def test_a_full_disk_is_named(socket_path: str) -> None:
     assert done.stderr == b"runnerd: cannot write: No space left on device\n"
 
 
+def test_a_prompt_that_no_frame_holds_is_one_line(socket_path: str) -> None:
+    command = [*COMMAND, "generate", "-", f"--socket={socket_path}"]
+    done = subprocess.run(command, check=False, input=b"x" * 2**24, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+    assert b"a frame holds 16777216" in done.stderr
+
+
 def test_control_characters_do_not_reach_a_terminal(socket_path: str) -> None:
     # Byte tokens at a high temperature: hardly a text of this length is without one.
     options = ("--max-tokens=400", "--temperature=100", "--top-k=0", "--top-p=1", "--min-p=0")
@@ -195,7 +203,7 @@ def test_watching_ends_with_the_daemon(tmp_path: Path) -> None:
         command.wait_for("ready")
         daemon.interrupt()
         assert command.wait() == 69
-        assert "the daemon has closed the connection" in command.rest()
+        assert "the daemon has stopped" in command.rest()
 
 
 # --- the end -----------------------------------------------------------------------------------

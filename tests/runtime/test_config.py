@@ -31,7 +31,10 @@ def test_the_defaults_are_good() -> None:
         ("threads", {"n_threads": -1}),
         ("threads", {"n_threads": 10**6}),
         ("batch", {"n_slots": 9, "n_batch": 8, "n_ubatch": 8}),
+        ("ctx", {"n_ctx": 1}),
         ("ctx-total", {"n_ctx": 100, "n_cells": 99}),
+        ("ctx-total", {"n_cells": 1}),
+        ("ctx-total", {"n_cells": -1}),
     ],
 )
 def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, int]) -> None:
