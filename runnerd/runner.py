@@ -1,31 +1,24 @@
-"""The decode loop: plan, run a step on the engine's thread, commit, tell the listeners.
+"""The model's owner: loads it, lets requests in, runs the decode loop, closes it at the end.
 
-The runner is the sole owner of batcher and engine. While a step runs, the event loop sends
-what the last one gave, tokenizes and admits. Nothing that a client does is waited for here.
+The runner is the sole owner of batcher and engine.
 """
 
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 import anyio
-import structlog
 from anyio import to_thread
-from anyio.lowlevel import checkpoint
 
 from runnerd.config import Config
-from runnerd.core.batch import Step, StepResult
 from runnerd.core.batcher import Batcher
-from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
-from runnerd.core.sequence import FinishReason, Options, Sequence, admit
-from runnerd.engine.base import Engine, run_step
+from runnerd.core.sequence import FinishReason, Options, admit
+from runnerd.decode_loop import DecodeLoop, Listener
+from runnerd.engine.base import Engine
 from runnerd.engine_thread import EngineThread
 from runnerd.errors import (
     ConfigError,
-    EngineBroken,
-    EngineFailed,
     LoadError,
     LoadFailed,
     Overloaded,
@@ -37,12 +30,7 @@ from runnerd.loading import Loader, Loading
 from runnerd.step_watch import StepWatch
 from runnerd_protocol.messages import DaemonState
 
-log = structlog.get_logger()
-
-Listener = Callable[[Emission], None]
 T = TypeVar("T")
-
-GATHER_TURNS = 4  # of the event loop after idling, so that requests sent together start together
 
 
 class Runner:
@@ -58,13 +46,12 @@ class Runner:
         self._loading = Loading(load, self._tell_change)
         self._error: LoadError | ConfigError | None = None
         self._thread: EngineThread | None = None
+        self._loop: DecodeLoop | None = None
         self._reading = anyio.Lock()  # held by who reads the vocabulary in a thread
-        self._wake = anyio.Event()
         self._step = StepWatch(config.step_timeout_s, self._tell_change)
         self._is_stopping = False
         self._n_preparing = 0
         self._n_sequences = 0
-        self._listeners: dict[int, tuple[Sequence, Listener]] = {}
 
     # --- life ------------------------------------------------------------------------------
 
@@ -78,17 +65,8 @@ class Runner:
             EngineBroken: the engine failed; so were all sequences.
         """
         self._thread = EngineThread()
-        engine, batcher = await self._open(self._thread)
-        error: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._step.run)
-            try:
-                await self._run_steps(self._thread, engine, batcher)
-            except Exception as err:  # to be raised as it is, not as one of a group
-                error = err
-            tasks.cancel_scope.cancel()
-        if error is not None:
-            raise error
+        loop = await self._open(self._thread)
+        await loop.run()
         if self.state != "failed":
             self._set_state("stopped")
 
@@ -105,7 +83,7 @@ class Runner:
                 await self._thread.call(engine.close)
         self._thread.close()
 
-    async def _open(self, thread: EngineThread) -> tuple[Engine, Batcher]:
+    async def _open(self, thread: EngineThread) -> DecodeLoop:
         self._set_state("loading")
         try:
             engine = await self._loading.run(thread, self.config.engine)
@@ -117,10 +95,14 @@ class Runner:
             self._end_load(LoadError("an internal error"))
             raise
         self.engine, self.batcher = engine, batcher
-        if not self._is_stopping:
+        loop = DecodeLoop(batcher, engine, thread, self.figures, self._step, self.give_up)
+        self._loop = loop
+        if self._is_stopping:
+            loop.stop()
+        else:
             self._set_state("ready")
         self._loading.end()
-        return engine, batcher
+        return loop
 
     def _end_load(self, err: LoadError | ConfigError) -> None:
         """Tell those who wait for the engine that there will be none."""
@@ -128,80 +110,13 @@ class Runner:
         self._set_state("failed" if err.exit_code else "stopped")
         self._loading.end()
 
-    async def _run_steps(self, thread: EngineThread, engine: Engine, batcher: Batcher) -> None:
-        try:
-            while True:
-                step = batcher.plan(monotonic())
-                if step is None:
-                    if self._is_stopping and not batcher.seq_ids:
-                        return
-                    await self._rest()
-                    continue
-                started_at = monotonic()
-                self._step.begin(started_at)
-                try:
-                    result = await thread.call(partial(run_step, engine, step))
-                finally:
-                    self._step.end()
-                now = monotonic()
-                if self.state == "failed":
-                    return  # given up meanwhile: everybody has been told
-                self._tell(self._record(batcher, step, result, now, now - started_at))
-        except BaseException as err:
-            self.give_up(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
-            raise
-
-    async def _rest(self) -> None:
-        """Wait until there may be something to do."""
-        self._step.rest()
-        await self._wake.wait()
-        self._wake = anyio.Event()
-        for _ in range(GATHER_TURNS):
-            await checkpoint()
-
-    def _record(
-        self, batcher: Batcher, step: Step, result: StepResult, now: float, elapsed_s: float
-    ) -> list[Emission]:
-        self.figures.count_step(len(result.sampled), now, elapsed_s)
-        if result.n_batches == len(step.batches):
-            return batcher.commit(step, result, now, elapsed_s)
-        log.debug("step.backed_off", step=step.number, n_rows=step.n_rows)
-        return batcher.back_off(step, result, now)
-
-    def _tell(self, emissions: list[Emission]) -> None:
-        """Hand what sequences have to say to their listeners, which never wait."""
-        for emission in emissions:
-            seq_id = emission.sequence.seq_id
-            if emission.token is not None:
-                self.figures.n_generated_tokens += 1
-            if emission.ending is None:
-                _, listener = self._listeners[seq_id]
-            else:
-                _, listener = self._listeners.pop(seq_id)
-            listener(emission)
-
     def give_up(self, cause: str) -> None:
         """Fail every sequence now, whatever the step in progress may still be doing."""
         self._is_stopping = True
         self._set_state("failed")
         self._loading.stop()
-        self._wake.set()
-        try:
-            if self.batcher is not None:
-                self.batcher.in_flight = None
-                for seq_id in self.batcher.seq_ids:
-                    self.end(seq_id, EngineFailed(cause))
-        finally:
-            self._fail_rest(EngineFailed(cause))
-
-    def _fail_rest(self, error: EngineFailed) -> None:
-        """Fail those whose end was lost between batcher and listener, by an error of either."""
-        while self._listeners:
-            _, (sequence, listener) = self._listeners.popitem()
-            try:
-                listener(Emission(sequence, "", ending=error))
-            except Exception:
-                log.exception("sequence.lost", seq_id=sequence.seq_id)
+        if self._loop is not None:
+            self._loop.give_up(cause)
 
     def stop(self) -> None:
         """Take no more requests, refuse those that wait, let running ones finish."""
@@ -214,7 +129,8 @@ class Runner:
             for sequence in tuple(self.batcher.waiting):
                 self.end(sequence.seq_id, ShuttingDown("the daemon is shutting down"))
         self._loading.stop()  # to refuse those who wait for the model, not only once it is there
-        self._wake.set()
+        if self._loop is not None:
+            self._loop.stop()
 
     def cancel_all(self) -> None:
         """End every sequence as cancelled: the time for draining is over."""
@@ -286,27 +202,23 @@ class Runner:
         Raises:
             RequestError: it cannot be served.
         """
-        if self._is_stopping or self.batcher is None:
+        if self._is_stopping or self.batcher is None or self._loop is None:
             raise self._refusal()
         seq_id = self._n_sequences + 1
         sequence = admit(seq_id, prompt, options, self.batcher.limits, monotonic())
-        self.batcher.submit(sequence)
+        self._loop.submit(sequence, listener)
         self._n_sequences = seq_id
-        self._listeners[seq_id] = sequence, listener
-        self._wake.set()
         return seq_id
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; one that has ended is left alone."""
-        if self.batcher is not None:
-            self._tell(self.batcher.end(seq_id, ending))
-            self._wake.set()
+        if self._loop is not None:
+            self._loop.end(seq_id, ending)
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Leave a sequence out of steps while its client does not read."""
-        if self.batcher is not None:
-            self.batcher.pause(seq_id, paused=paused)
-            self._wake.set()
+        if self._loop is not None:
+            self._loop.pause(seq_id, paused=paused)
 
     def _refusal(self) -> RequestError:
         if self._error is not None and self._error.exit_code:

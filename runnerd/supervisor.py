@@ -116,6 +116,8 @@ class _Daemon:
     async def _run_engine(self) -> None:
         try:
             await self._runner.run()
+            if self._runner.state == "failed":  # given up, and yet it has ended
+                self._exit_code = EXIT_INTERNAL
         except (LoadError, ConfigError) as err:
             self._exit_code = err.exit_code
             if err.exit_code:

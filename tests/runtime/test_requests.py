@@ -292,7 +292,7 @@ async def test_more_tokens_than_the_context_holds_are_refused_before_they_are_lo
         failed = await refusal(daemon, [TokensPart(tokens), TextPart("x")])
         assert failed.code == "prompt_too_long"
         assert failed.details == {"n_prompt": 65, "n_ctx": 64}
-        cut = [TokensPart([65] * 65)]
+        cut: list[Part] = [TokensPart([65] * 65)]
         done = await client.complete(cut, truncate=True, max_tokens=1)
         assert done.finished.n_truncated > 0
 

@@ -1,0 +1,164 @@
+"""The decode loop: plan, run a step on the engine's thread, commit, tell the listeners.
+
+While a step runs, the event loop sends what the last one gave, tokenizes and admits. Nothing
+that a client does is waited for here.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import anyio
+import structlog
+from anyio.lowlevel import checkpoint
+
+from runnerd.core.batch import Step, StepResult
+from runnerd.core.batcher import Batcher
+from runnerd.core.emission import Emission
+from runnerd.core.sequence import FinishReason, Sequence
+from runnerd.engine.base import Engine, run_step
+from runnerd.engine_thread import EngineThread
+from runnerd.errors import EngineBroken, EngineFailed, RequestError
+from runnerd.figures import Figures
+from runnerd.step_watch import StepWatch
+
+log = structlog.get_logger()
+
+Listener = Callable[[Emission], None]
+
+GATHER_TURNS = 4  # of the event loop after idling, so that requests sent together start together
+
+
+class DecodeLoop:
+    """Runs a batcher's steps. `fail` is called with the cause if that cannot go on."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        engine: Engine,
+        thread: EngineThread,
+        figures: Figures,
+        watch: StepWatch,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._batcher = batcher
+        self._engine = engine
+        self._thread = thread
+        self._figures = figures
+        self._watch = watch
+        self._fail = fail
+        self._wake = anyio.Event()
+        self._is_stopping = False
+        self._has_given_up = False
+        self._listeners: dict[int, tuple[Sequence, Listener]] = {}
+
+    async def run(self) -> None:
+        """Run steps until `stop`, with nothing left in flight, or `give_up`.
+
+        Raises:
+            EngineBroken: the engine failed; so were all sequences.
+        """
+        error: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch.run)
+            try:
+                await self._run_steps()
+            except Exception as err:  # to be raised as it is, not as one of a group
+                error = err
+            tasks.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    def submit(self, sequence: Sequence, listener: Listener) -> None:
+        """Queue a sequence; its listener hears of every token and of the end."""
+        self._batcher.submit(sequence)
+        self._listeners[sequence.seq_id] = sequence, listener
+        self._wake.set()
+
+    def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
+        """End a sequence from outside; one that has ended is left alone."""
+        self._tell(self._batcher.end(seq_id, ending))
+        self._wake.set()
+
+    def pause(self, seq_id: int, *, paused: bool) -> None:
+        """Leave a sequence out of steps, or take it up again."""
+        self._batcher.pause(seq_id, paused=paused)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End once every sequence has."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def give_up(self, cause: str) -> None:
+        """Fail every sequence now, whatever the step in progress may still be doing."""
+        self._has_given_up = True
+        self.stop()
+        self._batcher.in_flight = None
+        try:
+            for seq_id in self._batcher.seq_ids:
+                self.end(seq_id, EngineFailed(cause))
+        finally:
+            self._fail_rest(EngineFailed(cause))
+
+    def _fail_rest(self, error: EngineFailed) -> None:
+        """Fail those whose end was lost between batcher and listener, by an error of either."""
+        while self._listeners:
+            _, (sequence, listener) = self._listeners.popitem()
+            try:
+                listener(Emission(sequence, "", ending=error))
+            except Exception:
+                log.exception("sequence.lost", seq_id=sequence.seq_id)
+
+    async def _run_steps(self) -> None:
+        batcher, engine = self._batcher, self._engine
+        try:
+            while True:
+                step = batcher.plan(monotonic())
+                if step is None:
+                    if self._is_stopping and not batcher.seq_ids:
+                        return
+                    await self._rest()
+                    continue
+                started_at = monotonic()
+                self._watch.begin(started_at)
+                try:
+                    result = await self._thread.call(partial(run_step, engine, step))
+                finally:
+                    self._watch.end()
+                now = monotonic()
+                if self._has_given_up:
+                    return  # given up meanwhile: everybody has been told
+                self._tell(self._record(step, result, now, now - started_at))
+        except BaseException as err:
+            self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
+            raise
+
+    async def _rest(self) -> None:
+        """Wait until there may be something to do."""
+        self._watch.rest()
+        await self._wake.wait()
+        self._wake = anyio.Event()
+        for _ in range(GATHER_TURNS):
+            await checkpoint()
+
+    def _record(
+        self, step: Step, result: StepResult, now: float, elapsed_s: float
+    ) -> list[Emission]:
+        self._figures.count_step(len(result.sampled), now, elapsed_s)
+        if result.n_batches == len(step.batches):
+            return self._batcher.commit(step, result, now, elapsed_s)
+        log.debug("step.backed_off", step=step.number, n_rows=step.n_rows)
+        return self._batcher.back_off(step, result, now)
+
+    def _tell(self, emissions: list[Emission]) -> None:
+        """Hand what sequences have to say to their listeners, which never wait."""
+        for emission in emissions:
+            seq_id = emission.sequence.seq_id
+            if emission.token is not None:
+                self._figures.n_generated_tokens += 1
+            if emission.ending is None:
+                _, listener = self._listeners[seq_id]
+            else:
+                _, listener = self._listeners.pop(seq_id)
+            listener(emission)
