@@ -2,7 +2,6 @@
 
 import anyio
 from anyio.abc import SocketAttribute, UNIXSocketStream
-from anyio.lowlevel import checkpoint
 
 TRICKLE = 4  # times the time-out: how long all of the data may take, were it byte by byte
 
@@ -18,12 +17,12 @@ async def receive(stream: UNIXSocketStream, n_bytes: int) -> bytes:
         anyio.BrokenResourceError: the connection was reset.
     """
     sock = stream.extra(SocketAttribute.raw_socket)
-    await checkpoint()  # a peer that always has more to say must not be all that we hear
     while True:
+        await anyio.wait_readable(sock)  # also where the others get their turn
         try:
             return sock.recv(n_bytes)
         except BlockingIOError:
-            await anyio.wait_readable(sock)
+            continue  # readable no more
         except OSError as err:
             raise anyio.BrokenResourceError from err
 
