@@ -17,7 +17,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import UNIXSocketStream
 
-from runnerd.socket_io import receive
+from runnerd.socket_io import raw_socket, receive
 from runnerd.streams import (
     CannotSend,
     ClientError,
@@ -176,8 +176,9 @@ class Client:
 
     async def _receive(self) -> None:
         """Hand out what the daemon says, until it says no more."""
+        sock = raw_socket(self._stream)
         try:
-            while data := await receive(self._stream, READ_BYTES):
+            while data := await receive(sock, READ_BYTES):
                 for message in self._connection.receive(data):
                     self._route(message)
             self._connection.receive_eof()

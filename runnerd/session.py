@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import anyio
 import structlog
-from anyio.abc import SocketAttribute, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
 from runnerd.config import SessionLimits
 from runnerd.outbox import Outbox
 from runnerd.replies import SERVER_NAME
 from runnerd.requests import Requests
 from runnerd.runner import Runner
-from runnerd.socket_io import receive, send
+from runnerd.socket_io import raw_socket, receive, send
 from runnerd_protocol.connection import Rejection, ServerConnection
 from runnerd_protocol.errors import MessageTooLarge
 from runnerd_protocol.messages import (
@@ -46,6 +46,7 @@ class Session:
         n_connections: Callable[[], int],
     ) -> None:
         self._stream = stream
+        self._socket = raw_socket(stream)
         self._limits = limits
         self._connection = ServerConnection(limits.max_frame_bytes)
         self._tasks = anyio.create_task_group()
@@ -87,7 +88,7 @@ class Session:
         while self._connection.state != "closed":
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
-                    data = await receive(self._stream, READ_BYTES)
+                    data = await receive(self._socket, READ_BYTES)
             except TimeoutError:
                 self._break_off(self._timeout())
                 return
@@ -136,7 +137,7 @@ class Session:
             log.warning("session.unwatched", error=err.strerror)
             return
         with hang_up:
-            hang_up.register(self._stream.extra(SocketAttribute.raw_socket), 0)
+            hang_up.register(self._socket, 0)
             await anyio.wait_readable(hang_up.fileno())
         self._tasks.cancel_scope.cancel()
 
@@ -182,7 +183,7 @@ class Session:
 
     async def _send(self, frames: list[bytes]) -> None:
         try:
-            await send(self._stream, b"".join(frames), self._limits.write_timeout_s)
+            await send(self._socket, b"".join(frames), self._limits.write_timeout_s)
         except TimeoutError:
             log.warning("session.slow_reader", n_requests=len(self._requests))
             self._tasks.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine
 from runnerd.runner import Runner
 from runnerd.server import Server
-from runnerd.socket_io import receive
+from runnerd.socket_io import raw_socket, receive
 from runnerd_protocol.framing import FrameDecoder, encode_frame
 from runnerd_protocol.messages import ClientMessage, DaemonMessage, Hello, Welcome
 
@@ -165,7 +165,7 @@ class RawClient:
         """
         with anyio.fail_after(PATIENCE_S):
             while not self._received:
-                data = await receive(self.stream, 2**16)
+                data = await receive(raw_socket(self.stream), 2**16)
                 if not data:
                     raise anyio.EndOfStream
                 self._received.extend(_decode(payload) for payload in self._frames.feed(data))

@@ -10,7 +10,7 @@ import pytest
 from anyio.abc import SocketStream, UNIXSocketStream
 
 from runnerd.client import CannotSend, Client, ConnectionLost, RequestFailed, connect
-from runnerd.socket_io import receive
+from runnerd.socket_io import raw_socket, receive
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
     Accepted,
@@ -44,7 +44,7 @@ async def scripted(script: Callable[[UNIXSocketStream], Awaitable[None]]) -> Asy
         async def serve(stream: SocketStream) -> None:
             assert isinstance(stream, UNIXSocketStream)
             async with stream:
-                await receive(stream, 2**16)
+                await receive(raw_socket(stream), 2**16)
                 await script(stream)
 
         async def accept() -> None:
@@ -69,7 +69,7 @@ async def scripted(script: Callable[[UNIXSocketStream], Awaitable[None]]) -> Asy
 async def test_a_stream_that_ends_without_its_end_is_no_success(last_bytes: bytes) -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, Accepted(1), Delta(1, "partial"), last_bytes)
 
     async with scripted(script) as path, connect(path) as client, client.generate("x") as stream:
@@ -82,7 +82,7 @@ async def test_a_stream_that_ends_without_its_end_is_no_success(last_bytes: byte
 async def test_text_that_was_lost_on_the_way_is_noticed() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, Accepted(1), Delta(1, "abc"), Finished(1, "length", n_text_bytes=9))
 
     async with scripted(script) as path, connect(path) as client:
@@ -96,9 +96,9 @@ async def test_text_that_was_lost_on_the_way_is_noticed() -> None:
 async def test_a_daemon_that_breaks_the_protocol_is_left(message: DaemonMessage | bytes) -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, message)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
 
     async with scripted(script) as path, connect(path) as client:
         with pytest.raises(ConnectionLost, match="broke the protocol"):
@@ -108,7 +108,7 @@ async def test_a_daemon_that_breaks_the_protocol_is_left(message: DaemonMessage 
 async def test_everybody_is_told_of_the_loss_with_an_exception_of_their_own() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
 
     errors: list[ConnectionLost] = []
 
@@ -166,7 +166,7 @@ async def test_what_came_before_a_breach_of_the_protocol_is_delivered() -> None:
 
         async def script(stream: UNIXSocketStream, breach: bytes = breach) -> None:
             await say(stream, WELCOME)
-            await receive(stream, 2**16)
+            await receive(raw_socket(stream), 2**16)
             end = Finished(1, "length", n_text_bytes=3)
             await say(stream, Accepted(1), Delta(1, "abc"), end, breach)
 
@@ -179,7 +179,7 @@ async def test_what_came_before_a_breach_of_the_protocol_is_delivered() -> None:
 async def test_a_reproach_that_is_not_fatal_does_not_end_the_connection() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME, ProtocolError("bad_message", "what?", fatal=False))
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, Accepted(1), Finished(1, "length"))
 
     async with scripted(script) as path, connect(path) as client:
@@ -189,10 +189,10 @@ async def test_a_reproach_that_is_not_fatal_does_not_end_the_connection() -> Non
 async def test_a_reproach_that_is_not_fatal_fails_the_request_that_it_names() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         details: dict[str, int | float | str | None] = {"request_id": 1}
         await say(stream, ProtocolError("bad_message", "what?", fatal=False, details=details))
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, Status(2, "ready", last=True))
 
     async with scripted(script) as path, connect(path) as client, client.generate("x") as stream:
@@ -228,7 +228,7 @@ async def test_the_callers_own_exception_arrives_as_it_is() -> None:
 async def test_the_callers_own_exception_outlives_the_loss_of_the_connection() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         await say(stream, Accepted(1))
 
     async with scripted(script) as path:
@@ -302,7 +302,7 @@ async def test_leaving_the_connections_block_ends_its_requests() -> None:
 async def silence(stream: UNIXSocketStream) -> None:
     """Welcome a client, and then say nothing until it goes."""
     await say(stream, WELCOME)
-    while await receive(stream, 2**16):
+    while await receive(raw_socket(stream), 2**16):
         pass
 
 
@@ -426,7 +426,7 @@ async def test_a_model_is_described_once_it_is_loaded() -> None:
 async def test_a_message_in_single_bytes_is_understood() -> None:
     async def script(stream: UNIXSocketStream) -> None:
         await say(stream, WELCOME)
-        await receive(stream, 2**16)
+        await receive(raw_socket(stream), 2**16)
         end: list[DaemonMessage] = [
             Accepted(1),
             Delta(1, "é"),
