@@ -124,9 +124,6 @@ def bars(comparisons: Sequence[Comparison], steps: Report, deltas: Report) -> li
     for each in comparisons:
         n_streams = f"{each.n_streams} streams"
         found.append(_at_least(f"tokens/s ratio, {n_streams}", each.tokens_ratio, LEAST_RATIO))
-        found.append(
-            _at_least(f"decode tokens/s ratio, {n_streams}", each.decode_ratio, LEAST_RATIO)
-        )
     ready_diff_s = median(each.ready_diff_s for each in comparisons)
     resident_diff_mb = max(each.resident_diff_mb for each in comparisons)
     step_ms, deltas_per_s = steps.median.step_ms, deltas.median.deltas_per_s
