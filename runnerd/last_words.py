@@ -9,6 +9,7 @@ from anyio.abc import ByteReceiveStream
 
 KEPT_BYTES = 8192
 SUMMARY_CHARS = 500
+CUT_OFF = "native.cut_off"  # what the log relay adds when the daemon is gone without a word
 
 
 class _LogLine(msgspec.Struct):
@@ -65,6 +66,8 @@ class LastWords:
                 logged = msgspec.json.decode(line, type=_LogLine)
             except msgspec.DecodeError:
                 other = other or line.strip()
+                continue
+            if logged.event == CUT_OFF:  # says that it ended, which is known, not why
                 continue
             if logged.level in ("error", "critical"):
                 return _cut(_cause(logged))

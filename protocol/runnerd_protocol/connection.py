@@ -266,7 +266,11 @@ class ClientConnection:
         if self.state == "awaiting_welcome":
             raise IncompleteStream("the daemon closed before its welcome", self.active)
         if self.active:
-            raise IncompleteStream(f"the daemon closed, owing requests {self.active}", self.active)
+            requests = ", ".join(map(str, self.active))
+            raise IncompleteStream(
+                f"the daemon closed before the answer was complete (request {requests})",
+                self.active,
+            )
         if self._frames.is_mid_frame and self.state != "closed":
             raise IncompleteStream("the daemon closed amid a frame")
 

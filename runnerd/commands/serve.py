@@ -26,7 +26,10 @@ def serve(
     ] = "llama",
     slots: Annotated[int, typer.Option(help="Requests that run at the same time.")] = 4,
     ctx: Annotated[
-        int, typer.Option(help="Context of each request, in tokens; 0: what the model allows.")
+        int,
+        typer.Option(
+            help="Context of each request, in tokens; 0: as the model was trained, at most 4096."
+        ),
     ] = 0,
     ctx_total: Annotated[
         int, typer.Option(help="Cells of the KV cache over all slots; 0: slots x ctx.")

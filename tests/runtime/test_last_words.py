@@ -73,3 +73,11 @@ async def test_without_a_logged_error_the_last_line_is_the_cause() -> None:
 
 async def test_nothing_heard_is_nothing_said() -> None:
     assert (await heard()).summary() == ""
+
+
+async def test_that_the_log_was_cut_off_is_no_cause() -> None:
+    line = json.dumps({"level": "error", "event": "native.cut_off"}).encode() + b"\n"
+    assert (await heard(line)).summary() == ""
+    assert (await heard(b"GGML_ASSERT(n > 0) failed\n", line)).summary() == (
+        "GGML_ASSERT(n > 0) failed"
+    )
