@@ -22,7 +22,8 @@ from runnerd.config import Config
 from runnerd.engine.base import EngineConfig
 from runnerd.listener import bind_unix
 from runnerd.supervisor import LastLines, _watch_path, run_daemon
-from runnerd_protocol.messages import DaemonState
+from runnerd_protocol.connection import ClientConnection
+from runnerd_protocol.messages import DaemonState, Generate
 from tests.daemon import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -75,10 +76,12 @@ class Run:
 
     async def run(self, config: Config) -> None:
         self.exit_code = await run_daemon(config, self.last_lines, self.on_load)
+        self.ended.set()
 
     def __post_init__(self) -> None:
         self.states: list[DaemonState] = []
         self.changed = anyio.Event()
+        self.ended = anyio.Event()
 
     def on_load(self, state: DaemonState, phase: str, fraction: float) -> None:
         self.states.append(state)
@@ -136,6 +139,24 @@ async def test_after_the_drain_what_still_runs_is_cancelled() -> None:
             await anext(stream)
             os.kill(os.getpid(), signal.SIGTERM)
             assert (await stream.completion()).finished.reason == "cancelled"
+    assert run.exit_code == 0
+
+
+async def test_a_client_that_reads_nothing_delays_the_exit_by_less_than_a_second() -> None:
+    wire = ClientConnection()
+    request = Generate(1, "x", shift=True, return_tokens=True)
+    async with supervised("layers=0", drain_s=0.2) as run:
+        async with await anyio.connect_unix(run.path) as deaf, connect(run.path) as client:
+            await deaf.send(wire.hello() + wire.send(request))
+            n_before, n_after = -1, 0
+            while n_after != n_before + 20:  # until its sequence is paused, and generates no more
+                n_before = (await client.status()).n_generated_tokens
+                await client.complete("y", max_tokens=20, temperature=0.0)
+                n_after = (await client.status()).n_generated_tokens
+            started_at = anyio.current_time()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await run.ended.wait()
+    assert anyio.current_time() - started_at < 0.2 + 1.0
     assert run.exit_code == 0
 
 
