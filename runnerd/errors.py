@@ -81,6 +81,31 @@ class PromptTooLong(RequestError):
     code = "prompt_too_long"
 
 
+class BadGrammar(RequestError):
+    """A grammar or JSON schema cannot be compiled, or is beyond the limits."""
+
+    code = "bad_grammar"
+
+
+class QueueTimeout(RequestError):
+    """The request waited longer than its `queue_timeout_s`."""
+
+    code = "queue_timeout"
+    retryable = True
+
+
+class Cancelled(RequestError):
+    """The client wants no answer any more, and the request has no other way to say so."""
+
+    code = "cancelled"
+
+
+class Unsupported(RequestError):
+    """The model that is loaded cannot do this."""
+
+    code = "unsupported"
+
+
 class Overloaded(RequestError):
     """The queue is full."""
 
@@ -109,6 +134,14 @@ class EngineFailed(RequestError):
 
 class NoKVSlot(RunnerdError):
     """The KV cache has no room for a batch; it is as it was before the call."""
+
+
+class DecodeAborted(RunnerdError):
+    """A decode was stopped on demand; `n_stored` as in `StepResult`."""
+
+    def __init__(self, n_stored: tuple[int | None, ...]) -> None:
+        super().__init__("the decode was stopped")
+        self.n_stored = n_stored
 
 
 class EngineBroken(RunnerdError):

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from runnerd.core.batch import Limits, Sampled, Sampling, Step, StepResult
+from runnerd.core.batch import Adapters, Limits, Sampled, Sampling, Step, StepResult
 from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.core.prompt import Group, Prompt, media_key
-from runnerd.core.sequence import Options, admit
+from runnerd.core.sequence import Options, Priority, admit
 from runnerd.core.sequence import Sequence as Running
 
 END = 0  # the token that ends a generation
@@ -57,6 +57,9 @@ def make_limits(
     n_batch: int = 32,
     n_ubatch: int | None = None,
     can_shift: bool = True,
+    is_unified: bool = False,
+    window: int = 0,
+    can_rewind: bool = True,
 ) -> Limits:
     """Return limits; cells for every slot and batches of any kind unless told otherwise."""
     return Limits(
@@ -66,6 +69,9 @@ def make_limits(
         n_batch=n_batch,
         n_ubatch=n_batch if n_ubatch is None else n_ubatch,
         can_shift=can_shift,
+        is_unified=is_unified,
+        window=window,
+        can_rewind=can_rewind,
     )
 
 
@@ -77,6 +83,7 @@ def make_batcher(
     n_batch: int = 32,
     n_ubatch: int | None = None,
     can_shift: bool = True,
+    is_unified: bool = False,
     target_itl_s: float = 0.05,
 ) -> Batcher:
     """Return a batcher over the byte vocabulary."""
@@ -87,6 +94,7 @@ def make_batcher(
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         can_shift=can_shift,
+        is_unified=is_unified,
     )
     return Batcher(limits, ByteVocabulary(), target_itl_s)
 
@@ -102,6 +110,9 @@ def make_sequence(
     truncate: bool = False,
     shift: bool = False,
     sampling: Sampling = GREEDY,
+    adapters: Adapters = (),
+    priority: Priority = "normal",
+    wants_progress: bool = False,
     queued_at: float = 0.0,
 ) -> Running:
     """Return an admitted sequence; a prompt may be given as its tokens."""
@@ -113,6 +124,9 @@ def make_sequence(
         n_keep=n_keep,
         truncate=truncate,
         shift=shift,
+        adapters=adapters,
+        priority=priority,
+        wants_progress=wants_progress,
     )
     return admit(seq_id, prompt, options, limits or make_limits(), queued_at)
 

@@ -1,16 +1,17 @@
 """The batcher: which inputs go into the next forward pass, and what came of the last.
 
-`plan` proposes a step, `commit` records that it ran, `back_off` that it found no room in the
-KV cache. A second `plan` before one of them is an error. Same calls in, same steps out.
+`plan` proposes a step, `commit` records that it ran or was aborted, `back_off` that it found no
+room in the KV cache. A second `plan` before one of them is an error. Same calls in, same steps
+out.
 """
 
-from collections import deque
 from itertools import islice
 
 from runnerd.core.batch import Batch, Limits, Step, StepResult
-from runnerd.core.budget import PrefillBudget
-from runnerd.core.deal import Draft, deal, decode_span, n_least, pack
-from runnerd.core.emission import Emission, Vocabulary, take_up
+from runnerd.core.emission import Emission, Vocabulary, last_word, n_generated_limit, progress
+from runnerd.core.fill import Fill
+from runnerd.core.line import Line
+from runnerd.core.outcome import store, take_samples
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.errors import EngineFailed, RequestError
@@ -25,18 +26,17 @@ class Batcher:
         assert limits.n_slots <= limits.n_batch, "no room for a row of every slot"
         assert 2 <= limits.n_ctx <= limits.n_cells, "no room for one sequence alone"
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Line()
         self.residency = Residency(limits)
         self.in_flight: Step | None = None
         self.n_prefilled = 0
         self._vocabulary = vocabulary
-        self._budget = PrefillBudget(limits.n_batch, target_itl_s)
+        self._fill = Fill(limits, self.residency, target_itl_s)
         self._sequences: dict[int, Sequence] = {}
+        self._news: list[Emission] = []
         self._n_steps = 0
         self._n_backed_off = 0
-        self._prefill_cap = limits.n_batch
-        self._n_decoding = 0
-        self._group_went_alone = False
+        self._was_aborted = False
 
     # --- from the runtime ------------------------------------------------------------------
 
@@ -44,6 +44,11 @@ class Batcher:
     def seq_ids(self) -> tuple[int, ...]:
         """Every sequence that has not ended."""
         return tuple(self._sequences)
+
+    @property
+    def n_generated_limit(self) -> int:
+        """How many tokens a request gets that sets no limit, and shifts for ever."""
+        return n_generated_limit(self.limits.n_ctx)
 
     def n_waiting(self, n_more: int = 0) -> int:
         """Return how many, of the queue and so many behind it, no free slot is about to take."""
@@ -58,6 +63,13 @@ class Batcher:
             else:
                 n_taken += min(n_more, residency.pool.n_free - n_taken)
         return len(self.waiting) + n_more - n_taken
+
+    def n_ahead(self, seq_id: int) -> int:
+        """Return how many in the queue are before a sequence; 0 if it is not there itself."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or sequence.lease is not None:
+            return 0
+        return self.waiting.n_ahead(sequence)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -79,92 +91,64 @@ class Batcher:
         if seq_id in self._sequences:
             self._sequences[seq_id].paused = paused
 
+    @property
+    def wants_abort(self) -> bool:
+        """Whether the step in flight is worth stopping.
+
+        It evaluates the prompt of a sequence that has ended, and nothing generates in it. Others
+        in it get on all the same: after a step that was aborted theirs is not.
+        """
+        if self.in_flight is None or self._fill.n_decoding > 0:
+            return False
+        seq_ids = {span.seq_id for batch in self.in_flight.batches for span in batch.spans}
+        n_ended = sum(self._sequences[seq_id].ending is not None for seq_id in seq_ids)
+        return n_ended == len(seq_ids) or (n_ended > 0 and not self._was_aborted)
+
     # --- planning --------------------------------------------------------------------------
 
     def plan(self, now: float) -> Step | None:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
         assert self.in_flight is None, "plan before the last step was committed"
-        if self.residency.resume_suspended():
+        if self.residency.resume():
             self._admit_waiting(now)
-        decoding, ring = self._with_room()
-        batches = self._group_alone(decoding, ring) or self._fill(decoding, ring)
+        batches = self._fill.batches()
         if not batches:
             return None
         self._n_steps += 1
-        self.in_flight = Step(self._n_steps, tuple(self.residency.edits), batches)
+        edits = tuple(self.residency.edits)
         self.residency.edits.clear()
+        self.in_flight = Step(self._n_steps, edits, batches, self._fill.adapters)
         return self.in_flight
+
+    def news(self) -> list[Emission]:
+        """Return, once, what newcomers have to say: how much of their prompts was cached."""
+        news, self._news = self._news, []
+        return news
 
     def _admit_waiting(self, now: float) -> None:
         """Give free slots to waiting sequences, in order, while their prompts' cells are there."""
         while self.waiting and self.residency.pool.n_free > 0:
-            sequence = self.waiting[0]
-            if not self.residency.can_hold(len(sequence.inputs)):
+            sequence = self.waiting.first
+            if not self.residency.can_take(sequence):
                 return
             lease = self.residency.pool.acquire()
             assert lease is not None
             self.residency.admit(sequence, lease)
-            self.waiting.popleft()
+            self.waiting.serve()
             sequence.last_step = self._n_steps
             sequence.timings.start(now)
-
-    def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return who generates, in slot order, and the ring: who has prompt left to evaluate.
-
-        The head of the ring is whoever waits longest; newcomers come last. There is a cell
-        for every generating row and for the least that the head can take.
-        """
-        while True:
-            decoding: list[Sequence] = []
-            ring: list[Sequence] = []
-            for sequence in self.residency.active():
-                if sequence.is_decoding:
-                    decoding.append(sequence)
-                elif sequence.n_pending > 0:
-                    ring.append(sequence)
-            decoding.sort(key=lambda s: s.slot_id)
-            ring.sort(key=lambda s: s.last_step)
-            n_rows = len(decoding) + (n_least(ring[0]) if ring else 0)
-            if self.residency.make_room(n_rows):
-                return decoding, ring
-            found = self.residency.suspend_youngest()
-            assert found, "no room for one sequence alone"
-
-    def _fill(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
-        """Put every generating row into the step, and prompt rows into what is left."""
-        drafts: list[Draft] = []
-        self._n_decoding = len(decoding)
-        self._group_went_alone = False
-        if ring:
-            n_room = self.limits.n_batch - len(decoding)
-            n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
-            self.residency.make_room(len(decoding) + min(n_rows, sum(s.n_pending for s in ring)))
-            n_room = min(n_room, self.residency.ledger.n_free - len(decoding))
-            drafts = deal(ring, min(n_rows, n_room), n_room)
-        return pack([decode_span(s) for s in decoding], drafts, self.limits.n_ubatch)
-
-    def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
-        """Give a group that generating rows leave no room for its own step, never two in a row."""
-        if self._group_went_alone or not ring:
-            return ()
-        n_rows = n_least(ring[0])
-        if n_rows <= self.limits.n_batch - len(decoding):
-            return ()
-        draft = Draft(ring[0])
-        draft.take(1, n_rows)
-        self._n_decoding = 0
-        self._group_went_alone = True
-        return pack([], [draft], self.limits.n_ubatch)
+            self._news += progress(sequence)
 
     # --- recording -------------------------------------------------------------------------
 
     def commit(
         self, step: Step, result: StepResult, now: float, elapsed_s: float
     ) -> list[Emission]:
-        """Record that a step ran; return what its sequences have to say."""
-        self._budget.observe(self._n_decoding, step.n_rows - self._n_decoding, elapsed_s)
-        self._prefill_cap = self.limits.n_batch
-        self._n_backed_off = 0
+        """Record that a step ran, or was aborted; return what its sequences have to say."""
+        self._was_aborted = result.is_aborted
+        if not result.is_aborted:
+            self._fill.observe(step.n_rows, elapsed_s)
+            self._n_backed_off = 0
         return self._record(step, result, now)
 
     def back_off(self, step: Step, result: StepResult, now: float) -> list[Emission]:
@@ -174,17 +158,14 @@ class Batcher:
         sequence, suspended until another has ended; at last the one that is left, if it
         still finds no room when tried again.
         """
-        n_prefill = step.n_rows - self._n_decoding
+        self._was_aborted = False
         had_idle = self.residency.forget_idle()
         emissions = self._record(step, result, now)
-        if had_idle:
+        if had_idle or self._fill.halve(step.n_rows) or self.residency.suspend_youngest():
             return emissions
-        if n_prefill > 1 and self._prefill_cap > 1:
-            self._prefill_cap = min(n_prefill, self._prefill_cap) // 2
-        elif not self.residency.suspend_youngest():
-            self._n_backed_off += 1
-            if self._n_backed_off > BACK_OFFS:
-                emissions += self._fail_for_room(step.batches[result.n_batches])
+        self._n_backed_off += 1
+        if self._n_backed_off > BACK_OFFS:
+            emissions += self._fail_for_room(step.batches[result.n_batches])
         return emissions
 
     def _fail_for_room(self, batch: Batch) -> list[Emission]:
@@ -201,42 +182,47 @@ class Batcher:
     def _record(self, step: Step, result: StepResult, now: float) -> list[Emission]:
         assert step is self.in_flight, "not the step in flight"
         self.in_flight = None
-        emissions: list[Emission] = []
-        sampled = iter(result.sampled)
-        vocabulary, n_ctx = self._vocabulary, self.limits.n_ctx
-        for batch in step.batches[: result.n_batches]:
-            for span in batch.spans:
-                sequence = self._sequences[span.seq_id]
-                if not sequence.is_decoding:
-                    self.n_prefilled += len(span.inputs)
-                self.residency.store(sequence, len(span.inputs))
-                sequence.last_step = step.number
-                if span.wants_logits:
-                    token = next(sampled)
-                    emissions.append(take_up(sequence, token, vocabulary, n_ctx, now))
-                elif sequence.n_pending == 0 and sequence.ending is None:
-                    sequence.ending = "length"  # max_tokens is 0: the prompt was all
-        for sequence in list(self.residency.running):
+        self.residency.observe(result)
+        sequences = self._sequences
+        self.n_prefilled += store(step, result, sequences, self.residency)
+        running, n_ctx = list(self.residency.running), self.limits.n_ctx
+        telling = [sequence for sequence in running if sequence.options.wants_progress]
+        emissions = [said for sequence in telling for said in progress(sequence)]
+        emissions += take_samples(step, result, sequences, self._vocabulary, n_ctx, now)
+        for sequence in running:
+            n_past = sequence.n_past
+            if n_past == len(sequence.inputs) and sequence.ending is None:
+                self._had_no_sample(sequence)
             if sequence.ending is not None:
                 emissions.append(self._finish(sequence, sequence.ending))
-            elif sequence.n_past == n_ctx and sequence.n_pending > 0:
+            elif n_past == n_ctx < len(sequence.inputs):
                 self.residency.shift(sequence)
+        if result.n_batches < len(step.batches):
+            self.residency.mend()
         return emissions
+
+    def _had_no_sample(self, sequence: Sequence) -> None:
+        """Have the last input evaluated again, or end a sequence that wants no token."""
+        if not sequence.wants_token:
+            sequence.ending = "length"
+            return
+        self.residency.forget_last(sequence)
 
     def _finish(self, sequence: Sequence, ending: FinishReason | RequestError) -> Emission:
         """Let go of all that a sequence holds."""
-        sequence.ending = ending
         del self._sequences[sequence.seq_id]
+        emission = last_word(sequence, ending)
         if sequence.lease is None:
             self.waiting.remove(sequence)
         else:
             self.residency.release(sequence, sequence.lease)
-        return Emission(sequence, sequence.detokenizer.finish(), ending=ending)
+        return emission
 
     def check(self) -> None:
         """Assert the invariants, which hold between any two calls."""
         self.residency.check()
         n_running = len(self.residency.running)
         assert len(self._sequences) == n_running + len(self.waiting)
+        assert all(sequence.n_pending > 0 for sequence in self.residency.running)
         if self.in_flight is not None:
             assert self.in_flight.n_rows <= self.limits.n_batch, "step over n_batch"

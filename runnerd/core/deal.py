@@ -35,14 +35,18 @@ class Piece:
 
 @dataclass(slots=True)
 class Draft:
-    """What one sequence contributes to a step."""
+    """What one sequence contributes to a step: nothing beyond its next halt."""
 
     sequence: Sequence
     stop: int = 0
+    halt: int = 0
     pieces: list[Piece] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stop = self.sequence.n_past
+        sequence = self.sequence
+        self.stop = sequence.n_past
+        ahead = (halt for halt in sequence.halts if halt > self.stop)
+        self.halt = min(next(ahead, len(sequence.inputs)), len(sequence.inputs))
 
     def take(self, n_turn: int, n_left: int) -> int:
         """Take up to `n_turn` rows, more only to end a group; never over `n_left`."""
@@ -58,10 +62,12 @@ class Draft:
 
     def _next(self, n_want: int, n_left: int) -> Piece | None:
         """Return the next run that fits, or nothing."""
-        at, end = self.stop, len(self.sequence.inputs)
+        at, end = self.stop, self.halt
+        if at == end:
+            return None
         group = self.sequence.layout.next_group(at)
         if group is None or group.start > at:
-            end = end if group is None else group.start
+            end = end if group is None else min(end, group.start)
             piece = Piece(BatchKind.TOKENS, at, min(end, at + n_want, at + n_left))
         elif group.one_pass:
             piece = Piece(BatchKind.MEDIA_NON_CAUSAL, at, group.stop, group.media_id)

@@ -12,10 +12,15 @@ from collections.abc import Sequence
 
 
 class Detokenizer:
-    """Turns one sequence's bytes into text. Bytes that are no character become U+FFFD."""
+    """Turns one sequence's bytes into text. Bytes that are no character become U+FFFD.
+
+    `n_out` counts the characters that were given out.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.stopped_by: str | None = None
+        self.n_out = 0
+        self._n_decoded = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
@@ -26,20 +31,28 @@ class Detokenizer:
     def feed(self, data: bytes) -> str:
         """Return the text that is now certain; sets `stopped_by` at a stop string."""
         text = self._decoder.decode(data)
-        if not self._stops:
-            return text
-        return self._release(self._held + text) if text else ""
+        self._n_decoded += len(text)
+        if self._stops and text:
+            text = self._release(self._held + text)
+        self.n_out += len(text)
+        return text
+
+    @property
+    def n_needed(self) -> int:
+        """How many characters have to be out for all bytes that came to be."""
+        is_cut, _ = self._decoder.getstate()
+        return self._n_decoded + bool(is_cut)  # whatever follows, the bytes kept become one
 
     def finish(self) -> str:
         """Return what is held back. The text is at its end; after a stop there is none."""
         if self.stopped_by is not None:
             return ""
         text = self._decoder.decode(b"", final=True)
-        if not self._stops:
-            return text
-        text = self._release(self._held + text)
-        held, self._held = self._held, ""
-        return text + held
+        if self._stops:
+            text = self._release(self._held + text)
+            text, self._held = text + self._held, ""
+        self.n_out += len(text)
+        return text
 
     def _release(self, text: str) -> str:
         """Cut at the stop string that is complete first, the longest of several, or hold back."""

@@ -116,10 +116,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Inputs in order, and the groups among them."""
+    """Inputs in order, and the groups among them.
+
+    `borders` are the indexes, ascending, at which a part of special text begins behind other
+    parts: where a chat's turns end, and a later prompt may differ from this one.
+    """
 
     inputs: tuple[int, ...]
     groups: tuple[Group, ...] = ()
+    borders: tuple[int, ...] = ()
 
     @property
     def layout(self) -> Layout:

@@ -7,14 +7,16 @@ first `n_past` of them. While it generates, exactly one is not cached: the last 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runnerd.core.batch import Limits, Sampling
+from runnerd.core.backlog import Backlog
+from runnerd.core.batch import Adapters, Limits, Sampling
 from runnerd.core.detokenizer import Detokenizer
 from runnerd.core.prompt import Layout, Prompt, keep_stop, truncate
-from runnerd.core.slots import Lease
+from runnerd.core.slots import CacheKey, Lease
 from runnerd.core.timings import Timings
 from runnerd.errors import InvalidRequest, PromptTooLong, RequestError
 
-FinishReason = Literal["stop", "stop_sequence", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "stop_sequence", "length", "context", "timeout", "cancelled"]
+Priority = Literal["high", "normal", "low"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,20 @@ class Options:
     n_keep: int = 0
     truncate: bool = False
     shift: bool = False
+    adapters: Adapters = ()
+    cache_scope: str = ""
+    priority: Priority = "normal"
+    wants_progress: bool = False
+
+    @property
+    def cache_key(self) -> CacheKey:
+        """What two requests have in common that may share cached prefixes."""
+        return self.cache_scope, self.adapters
+
+    @property
+    def needs_backlog(self) -> bool:
+        """Whether it matters which tokens are in the text that is out."""
+        return bool(self.stops) or self.sampling.n_logprobs is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +52,13 @@ class Sequence:
     `n_prompt` counts what the client sent. `last_step` is the step that served it last, or the
     one before it got its slot. `suspended_at` says how many sequences had ended when this one
     lost its cells; `ending` why it is to end, as soon as no step holds it.
+
+    `n_processed` is the most inputs of its prompt that the client was told are cached, -1 before
+    the first word on that. `backlog` has the tokens whose text is not out yet, where it matters.
+    `n_seen` says how many inputs the client saw, where a stop string cut off some.
+
+    Steps stop at the `halts` of a sequence, ascending, for a checkpoint. One that `follows`
+    another takes part in no step until that one has the first `n_awaited` inputs cached.
     """
 
     seq_id: int
@@ -56,6 +79,14 @@ class Sequence:
     paused: bool = False
     ending: FinishReason | RequestError | None = None
     suspended_at: int | None = None
+    n_processed: int = -1
+    backlog: Backlog | None = None
+    n_seen: int | None = None
+    n_suspended: int = 0
+    borders: tuple[int, ...] = ()
+    halts: list[int] = field(default_factory=list)
+    follows: "Sequence | None" = None
+    n_awaited: int = 0
 
     @property
     def slot_id(self) -> int:
@@ -85,10 +116,10 @@ class Sequence:
 
     def penalty_history(self) -> tuple[int, ...]:
         """Return the tokens that penalties look back on before the first is sampled."""
-        sampling = self.options.sampling
-        if not sampling.has_penalties:
+        n_history = self.options.sampling.n_history
+        if n_history == 0:
             return ()
-        return tuple(i for i in self.inputs[-sampling.penalty_last_n :] if i >= 0)
+        return tuple(i for i in self.inputs[-n_history:] if i >= 0)
 
 
 def admit(
@@ -130,6 +161,8 @@ def admit(
         n_prompt=n_prompt,
         n_keep=n_keep,
         n_truncated=n_prompt - len(prompt.inputs),
+        borders=prompt.borders,
+        backlog=Backlog() if options.needs_backlog else None,
     )
 
 

@@ -1,24 +1,41 @@
 """The slot pool: permits, leases, and what idle slots still remember.
 
 Each slot is free or leased by one sequence; permits and leases add up to `n_slots`. A free
-slot keeps its cells: the first `n_past` of its `inputs` are a prefix that a new prompt may
-start from.
+slot keeps its cells: the first `n_past` of its `inputs` are a prefix that a new prompt with the
+same key may start from.
 """
 
 from dataclasses import dataclass, field
 
-from runnerd.core.prompt import common_prefix
+from runnerd.core.batch import Adapters
+from runnerd.core.prompt import Layout
+
+CacheKey = tuple[str, Adapters]
+"""What two requests have in common that may share cached prefixes: a scope, and adapters."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
-    """One lane of the KV cache. `tick` says when it was last given back."""
+    """One lane of the KV cache. `tick` says when it was last given back.
+
+    `oldest` is the first position that layers with a sliding window still hold. The cells from
+    the input `moved_at` on have been moved: they have seen inputs that are gone.
+    """
 
     slot_id: int
     inputs: list[int] = field(default_factory=list)
     n_past: int = 0
     tick: int = 0
     is_leased: bool = False
+    key: CacheKey | None = None
+    layout: Layout = field(default_factory=Layout)
+    oldest: int = 0
+    moved_at: int | None = None
+
+    @property
+    def n_offered(self) -> int:
+        """Inputs at the start that another prompt may start from."""
+        return self.n_past if self.moved_at is None else min(self.n_past, self.moved_at)
 
 
 class Lease:
@@ -75,34 +92,24 @@ class SlotPool:
         self.n_free -= 1
         return Lease(self)
 
-    def best_for(self, inputs: list[int]) -> tuple[Slot, int]:
-        """Return a free slot and how many of the inputs it has cached; a permit is held.
-
-        The longest prefix wins, of those that keep at least half of what their slot remembers:
-        a long conversation is not cut down to a stranger's common beginning. An empty slot
-        loses nothing; where there is none either, the slot unused for longest gives way.
-        """
-        free = [slot for slot in self.slots if not slot.is_leased]
-        n_most = len(inputs) - 1  # one input is always evaluated, to sample from
-        cached = {
-            slot.slot_id: common_prefix(inputs, slot.inputs, min(n_most, slot.n_past))
-            for slot in free
-        }
-        kept = [slot for slot in free if 2 * cached[slot.slot_id] >= slot.n_past]
-        if kept:
-            best = max(kept, key=lambda slot: (cached[slot.slot_id], -slot.n_past, -slot.slot_id))
-        else:
-            best = min(free, key=lambda slot: slot.tick)
-        return best, cached[best.slot_id]
+    def free(self) -> list[Slot]:
+        """Return the free slots."""
+        return [slot for slot in self.slots if not slot.is_leased]
 
     def idle(self) -> list[Slot]:
         """Return the free slots that still hold cells, least recently used first."""
-        free = [slot for slot in self.slots if not slot.is_leased and slot.n_past > 0]
-        return sorted(free, key=lambda slot: slot.tick)
+        idle = [slot for slot in self.slots if not slot.is_leased and slot.n_past > 0]
+        return sorted(idle, key=lambda slot: slot.tick)
 
     def check(self) -> None:
         """Assert that permits, leases and slots agree."""
-        n_leased = sum(slot.is_leased for slot in self.slots)
-        assert self.n_free + n_leased == len(self.slots), f"{self.n_free} free, {n_leased} leased"
+        self._check_permits()
         for slot in self.slots:
             assert 0 <= slot.n_past <= len(slot.inputs), f"slot {slot.slot_id}: n_past"
+            assert slot.n_past == 0 or slot.key is not None, f"slot {slot.slot_id}: whose?"
+            if slot.moved_at is not None:
+                assert slot.is_leased, f"slot {slot.slot_id}: offers what was moved"
+
+    def _check_permits(self) -> None:
+        n_leased = sum(slot.is_leased for slot in self.slots)
+        assert self.n_free + n_leased == len(self.slots), f"{self.n_free} free, {n_leased} leased"

@@ -1,19 +1,31 @@
 """A batcher, the cache that an engine would have, and every property that must hold."""
 
 from collections.abc import Callable
+from random import Random
 
-from runnerd.core.batch import BatchKind, Limits, Sampled, SampleFault, Span, Step, StepResult
+from runnerd.core.batch import (
+    Batch,
+    BatchKind,
+    Limits,
+    Sampled,
+    SampleFault,
+    Step,
+    StepResult,
+)
 from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, Sequence, admit
 from runnerd.errors import RequestError
-from tests.core.fairness import Fairness
-from tests.core.naive import NaiveCache, Row, cells_of, media_rows, text_before_stop
+from tests.core.naive import NaiveCache, Row, cells_of, media_rows
+from tests.core.speech import Said, Speech, as_said
+from tests.core.step_rules import StepRules
 from tests.helpers import END, ByteVocabulary
 
-Said = tuple[int, str, int | None, str | None]
+CHECKPOINT_BYTES = 2**22  # a cell: 64 cells' worth of checkpoints are kept
+
 Call = Callable[[Batcher], object]
+Token = Callable[[int], Sampled]
 
 
 class Simulation:
@@ -25,16 +37,15 @@ class Simulation:
         self.cache = NaiveCache(limits)
         self.step: Step | None = None
         self.live: dict[int, Sequence] = {}
-        self.said: dict[int, list[Emission]] = {}
-        self.sampled: dict[int, list[Sampled]] = {}
+        self._speech: dict[int, Speech] = {}
         self._rows: dict[int, Row] = {}
         self._asked: dict[int, FinishReason | RequestError] = {}
         self._calls: list[Call] = []
         self._results: list[object] = []
+        self._saved: tuple[tuple[int, int], ...] = ()
         self._n_made = 0
-        self._alone_before = False
-        self._ring: list[Sequence] = []
-        self._fairness = Fairness(limits.n_slots)
+        self._was_aborted = False
+        self._rules = StepRules(limits)
 
     def _do(self, call: Call) -> object:
         result = call(self.batcher)
@@ -63,19 +74,21 @@ class Simulation:
 
         if self._do(call) == "queued":
             self.live[seq_id] = made[0]
-            self.said[seq_id] = []
-            self.sampled[seq_id] = []
+            self._speech[seq_id] = Speech(made[0])
+            self._check_line()
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; the first such call decides why it ended."""
         if seq_id in self.live:
             self._asked.setdefault(seq_id, ending)
         self._hear(lambda batcher: batcher.end(seq_id, ending))
+        assert self.batcher.wants_abort == self._is_worth_aborting()
+        self._check_line()
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Pause or resume a sequence."""
         self._do(lambda batcher: batcher.pause(seq_id, paused=paused))
-        self._fairness.restart([seq_id])
+        self._rules.restart([seq_id])
 
     def plan(self) -> bool:
         """Plan a step and check it; return whether there was one."""
@@ -85,51 +98,98 @@ class Simulation:
         n_waiting = len(self.batcher.waiting)
         self._do(lambda batcher: batcher.plan(0.0))
         self.step = self.batcher.in_flight
+        self._hear(lambda batcher: batcher.news())
+        for sequence in running:
+            told = self._speech[sequence.seq_id].n_processed
+            assert bool(told) == sequence.options.wants_progress
         n_resident += n_waiting - len(self.batcher.waiting)
         if self.step is None:
             assert all(sequence.paused for sequence in running), "somebody has work to do"
             assert not self.batcher.waiting or residency.pool.n_free == 0, "a slot lies free"
             return False
-        self.cache.edit(self.step.edits)
-        for slot in residency.pool.slots:
-            held = cells_of(slot.inputs[: slot.n_past], self._rows)
-            assert self.cache.slots[slot.slot_id] == held
+        self._edit(self.step)
         if self.batcher.waiting and residency.pool.n_free > 0:
             must_wait = any(s.suspended_at is not None and not s.paused for s in running)
             # Cells taken from somebody in this very plan go to newcomers in the next.
             must_wait |= sum(s.suspended_at is None for s in running) < n_resident
-            n_needed = len(self.batcher.waiting[0].inputs)
+            n_needed = len(self.batcher.waiting.first.inputs)
             assert must_wait or residency.n_obtainable() < n_needed, "a slot lies free"
-        self._check_step(self.step)
+        self._rules.check(self.batcher, self.step, self.live)
         return True
 
-    def commit(self, token: Callable[[int], Sampled], elapsed_s: float) -> None:
-        """Run the step in flight and commit it."""
-        step, result = self._run(token, n_batches=None)
-        self._fairness.step(self._ring, {s.seq_id for b in step.batches for s in b.spans})
-        self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, elapsed_s))
+    def _edit(self, step: Step) -> None:
+        """Carry out a step's edits; what slots hold then is what they are said to hold."""
+        cache, residency = self.cache, self.batcher.residency
+        cache.edit(step.edits)
+        saved = cache.saved(step.edits)
+        self._saved = tuple((number, CHECKPOINT_BYTES * size) for number, size in saved)
+        for slot in residency.pool.slots:
+            held = cells_of(slot.inputs[: slot.n_past], self._rows)
+            assert cache.slots[slot.slot_id] == held
+            assert cache.n_fresh(slot.slot_id) >= slot.n_offered
+            cache.assert_whole(slot.slot_id)
+        assert cache.n_cells == residency.ledger.n_used
 
-    def back_off(self, token: Callable[[int], Sampled], n_batches: int) -> None:
+    def commit(self, token: Token, elapsed_s: float) -> None:
+        """Run the step in flight and commit it."""
+        step = self._in_flight()
+        self._rules.ran(step)
+        result = self._run(step, token, len(step.batches), None)
+        self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, elapsed_s))
+        self._was_aborted = False
+
+    def back_off(self, token: Token, n_batches: int) -> None:
         """Run the first batches of the step in flight; the next finds no room."""
-        _, result = self._run(token, n_batches)
-        self._fairness.restart([sequence.seq_id for sequence in self._ring])
+        result = self._run(self._in_flight(), token, n_batches, None)
+        self._rules.found_no_room()
         self._hear(lambda batcher: batcher.back_off(_same(batcher), result, 0.0))
+        self._was_aborted = False
+
+    def abort(self, token: Token, n_batches: int, rng: Random) -> None:
+        """Run the first batches of the step in flight; stop the next somewhere."""
+        step = self._in_flight()
+        result = self._run(step, token, n_batches, self._stored(step.batches[n_batches], rng))
+        self._rules.found_no_room()
+        self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, 0.01))
+        self._was_aborted = True
+
+    def _in_flight(self) -> Step:
+        assert self.step is not None
+        return self.step
 
     def _run(
-        self, token: Callable[[int], Sampled], n_batches: int | None
-    ) -> tuple[Step, StepResult]:
-        step = self.step
-        assert step is not None
+        self, step: Step, token: Token, n_batches: int, n_stored: tuple[int | None, ...] | None
+    ) -> StepResult:
         sampled: list[Sampled] = []
         for batch in step.batches[:n_batches]:
             self.cache.run(batch, self._rows)
             for span in batch.spans:
                 if span.wants_logits:
-                    sampled.append(token(span.seq_id))
-                    self.sampled[span.seq_id].append(sampled[-1])
+                    sampled.append(self._speech[span.seq_id].sample(token(span.seq_id)))
+        if n_stored is not None:
+            self.cache.run(step.batches[n_batches], self._rows, n_stored)
         self.step = None
-        n_done = len(step.batches) if n_batches is None else n_batches
-        return step, StepResult(n_done, tuple(sampled))
+        oldest = self.cache.oldest() if self.limits.window else ()
+        sampling_s = (0.001,) * len(sampled)
+        return StepResult(n_batches, tuple(sampled), sampling_s, n_stored, oldest, self._saved)
+
+    def _stored(self, batch: Batch, rng: Random) -> tuple[int | None, ...]:
+        """Return what is left of a batch that was stopped at some row.
+
+        A group in one pass is stored whole or not at all; a state that cannot go back is lost.
+        """
+        n_left = 0 if batch.kind is BatchKind.MEDIA_NON_CAUSAL else rng.randint(0, batch.n_rows)
+        stored: list[int | None] = []
+        for span in batch.spans:
+            n_rows = min(n_left, len(span.inputs))
+            n_left -= n_rows
+            is_cut = 0 < n_rows < len(span.inputs)
+            stored.append(None if is_cut and not self.limits.can_rewind else n_rows)
+        lost = {s.seq_id for s, n in zip(batch.spans, stored, strict=True) if n is None}
+        return tuple(
+            None if span.seq_id in lost else n_rows
+            for span, n_rows in zip(batch.spans, stored, strict=True)
+        )
 
     def replay(self) -> None:
         """Make all calls again: they give the same steps and say the same."""
@@ -139,41 +199,16 @@ class Simulation:
 
     # --- properties ------------------------------------------------------------------------
 
-    def _check_step(self, step: Step) -> None:
-        assert 0 < step.n_rows <= self.limits.n_batch
-        active = self.batcher.residency.active()
-        self._ring = [s for s in active if s.n_pending > 0 and not s.is_decoding]
-        generating = sorted((s for s in active if s.is_decoding), key=lambda s: s.slot_id)
-        spans = [span for batch in step.batches for span in batch.spans]
-        is_alone = bool(generating) and spans[0].seq_id not in {s.seq_id for s in generating}
-        if is_alone:
-            assert not self._alone_before, "two groups alone in a row"
-            assert len(spans) == 1
-            assert step.batches[0].kind is BatchKind.MEDIA_NON_CAUSAL
-            assert step.n_rows > self.limits.n_batch - len(generating)
-        else:
-            first = [span.seq_id for span in spans[: len(generating)]]
-            assert first == [s.seq_id for s in generating], "a generating row is missing"
-        self._alone_before = is_alone
-        order = [batch.kind for batch in step.batches]
-        assert order == sorted(order, key=list(BatchKind).index)
-        for batch in step.batches:
-            if batch.kind is BatchKind.MEDIA_NON_CAUSAL:
-                assert batch.n_rows <= self.limits.n_ubatch
-                assert len({span.seq_id for span in batch.spans}) == len(batch.spans)
-        self._check_spans(spans)
+    def _is_worth_aborting(self) -> bool:
+        if self.step is None or self._rules.generating:
+            return False
+        seq_ids = {span.seq_id for batch in self.step.batches for span in batch.spans}
+        ended = seq_ids & self._asked.keys()
+        return bool(ended) and (ended == seq_ids or not self._was_aborted)
 
-    def _check_spans(self, spans: list[Span]) -> None:
-        n_past = {s.seq_id: s.n_past for s in self.batcher.residency.running}
-        for span in spans:
-            sequence = self.live[span.seq_id]
-            assert span.slot_id == sequence.slot_id
-            assert not sequence.paused
-            start = n_past[span.seq_id]
-            stop = n_past[span.seq_id] = start + len(span.inputs)
-            assert span.inputs == tuple(sequence.inputs[start:stop])
-            is_last = stop == len(sequence.inputs)
-            assert span.wants_logits == (is_last and sequence.options.max_tokens != 0)
+    def _check_line(self) -> None:
+        line = [*self.batcher.waiting]
+        assert [self.batcher.n_ahead(s.seq_id) for s in line] == list(range(len(line)))
 
     def _hear(self, call: Callable[[Batcher], list[Emission]]) -> None:
         heard: list[Emission] = []
@@ -182,45 +217,19 @@ class Simulation:
             emissions = call(batcher)
             if batcher is self.batcher:
                 heard.extend(emissions)
-            return [_as_said(emission) for emission in emissions]
+            return [as_said(emission) for emission in emissions]
 
         self._do(recorded)
         for emission in heard:
             seq_id = emission.sequence.seq_id
             assert seq_id in self.live, "spoke after its end"
-            self.said[seq_id].append(emission)
+            self._speech[seq_id].hear(emission)
             if emission.ending is not None:
-                self._check_ended(self.live.pop(seq_id), emission.ending)
+                del self.live[seq_id]
+                assert self._asked.pop(seq_id, emission.ending) is emission.ending
+                self._speech.pop(seq_id).check_ended(emission.ending, self.limits)
 
-    def _check_ended(self, sequence: Sequence, ending: FinishReason | RequestError) -> None:
-        said = self.said.pop(sequence.seq_id)
-        sampled = self.sampled.pop(sequence.seq_id)
-        assert self._asked.pop(sequence.seq_id, ending) is ending
-        tokens = [token for token in sampled if isinstance(token, int) and token != END]
-        assert [emission.token for emission in said if emission.token is not None] == tokens
-        options = sequence.options
-        text, stop = text_before_stop(bytes(token % 256 for token in tokens), options.stops)
-        assert "".join(emission.text for emission in said) == text
-        assert (stop is not None) == (sequence.detokenizer.stopped_by is not None)
-        n_inputs = sequence.n_prompt - sequence.n_truncated + len(tokens)
-        assert len(sequence.inputs) == n_inputs - sequence.n_shifted
-        assert sequence.n_generated == len(tokens)
-        match ending:
-            case "stop":
-                assert sampled[-1] == END
-            case "stop_sequence":
-                assert sequence.detokenizer.stopped_by == stop is not None
-            case "length":
-                assert len(tokens) == options.max_tokens
-            case "context":
-                assert not options.shift
-                assert n_inputs == self.limits.n_ctx + 1
-            case "cancelled":
-                pass
-            case RequestError():
-                pass
-
-    def drain(self, token: Callable[[int], Sampled]) -> None:
+    def drain(self, token: Token) -> None:
         """Run until every sequence has ended, within a bound."""
         if self.step is not None:
             self.commit(token, 0.01)
@@ -239,11 +248,6 @@ class Simulation:
 def _same(batcher: Batcher) -> Step:
     assert batcher.in_flight is not None
     return batcher.in_flight
-
-
-def _as_said(emission: Emission) -> Said:
-    ending = None if emission.ending is None else repr(emission.ending)
-    return emission.sequence.seq_id, emission.text, emission.token, ending
 
 
 def fault_or_token(number: int) -> Sampled:

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from runnerd.core.batch import Limits
+from runnerd.core.batch import Adapter, Limits, Sampling
 from runnerd.core.prompt import Prompt
-from runnerd.core.sequence import Options
+from runnerd.core.sequence import FinishReason, Options
 from runnerd.errors import EngineFailed
 from tests.core.simulation import Simulation, fault_or_token
 from tests.helpers import Image, make_prompt
@@ -19,7 +19,7 @@ STOPS = ((), ("ab",), ("abc", "b"), ("あ", "ca"))
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     n_slots = draw(st.integers(1, 5))
-    n_ctx = draw(st.integers(2, 48))
+    n_ctx = draw(st.one_of(st.integers(2, 48), st.integers(64, 96)))
     n_batch = draw(st.integers(n_slots, 80))
     return Limits(
         n_slots=n_slots,
@@ -28,6 +28,9 @@ def limits(draw: st.DrawFn) -> Limits:
         n_batch=n_batch,
         n_ubatch=draw(st.integers(1, n_batch)),
         can_shift=draw(st.booleans()),
+        is_unified=draw(st.booleans()),
+        window=draw(st.sampled_from((0, 0, 0, 1, 5, 17))),
+        can_rewind=draw(st.sampled_from((True, True, True, False))),
     )
 
 
@@ -44,15 +47,28 @@ images = st.builds(
     st.booleans(),
 )
 runs = st.lists(st.integers(97, 98), min_size=1, max_size=30)
-prompts = st.lists(st.one_of(runs, images), min_size=1, max_size=5).map(lambda p: make_prompt(*p))
+# Common beginnings: worth a copy, and worth waiting for.
+beginnings = st.sampled_from(([], [], [97] * 20, [97] * 20 + [98] * 30))
+prompts = st.builds(
+    lambda beginning, parts: make_prompt(beginning, *parts),
+    beginnings,
+    st.lists(st.one_of(runs, images), min_size=1, max_size=5),
+)
+samplings = st.sampled_from((Sampling(), Sampling(n_logprobs=0)))
 options = st.builds(
     Options,
+    sampling=samplings,
     max_tokens=st.one_of(st.none(), st.integers(0, 40)),
     stops=st.sampled_from(STOPS),
     n_keep=st.integers(-1, 50),
     truncate=st.booleans(),
     shift=st.booleans(),
+    adapters=st.sampled_from(((), (), (), (Adapter("a"),), (Adapter("a", 0.5),))),
+    cache_scope=st.sampled_from(("", "", "", "other")),
+    priority=st.sampled_from(("high", "normal", "low")),
+    wants_progress=st.booleans(),
 )
+endings = st.sampled_from(("cancelled", "timeout", EngineFailed("x")))
 seeds = st.integers(0, 2**16)
 
 
@@ -69,9 +85,15 @@ class BatcherMachine(RuleBasedStateMachine):
     def submit(self, prompt: Prompt, options: Options) -> None:
         self.simulation.submit(prompt, options)
 
-    @rule(n=seeds, is_error=st.booleans())
-    def end(self, n: int, is_error: bool) -> None:
-        self.simulation.end(self._some_id(n), EngineFailed("x") if is_error else "cancelled")
+    @rule(prompt=prompts, tails=st.lists(runs, min_size=2, max_size=4), options=options)
+    def submit_relatives(self, prompt: Prompt, tails: list[list[int]], options: Options) -> None:
+        for tail in tails:
+            longer = Prompt((*prompt.inputs, *tail), prompt.groups)
+            self.simulation.submit(longer, options)
+
+    @rule(n=seeds, ending=endings)
+    def end(self, n: int, ending: FinishReason | EngineFailed) -> None:
+        self.simulation.end(self._some_id(n), ending)
 
     @rule(n=seeds, paused=st.booleans())
     def pause(self, n: int, paused: bool) -> None:
@@ -104,6 +126,17 @@ class BatcherMachine(RuleBasedStateMachine):
         assert step is not None
         n_batches = int(len(step.batches) * share)
         self.simulation.back_off(lambda _: fault_or_token(rng.randrange(2**20)), n_batches)
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is not None)
+    @rule(n=seeds, seed=seeds, share=st.floats(0, 0.99))
+    def abort(self, n: int, seed: int, share: float) -> None:
+        rng = Random(seed)
+        step = self.simulation.step
+        assert step is not None
+        spans = [span for batch in step.batches for span in batch.spans]
+        self.simulation.end(spans[n % len(spans)].seq_id, "cancelled")
+        n_batches = int(len(step.batches) * share)
+        self.simulation.abort(lambda _: fault_or_token(rng.randrange(2**20)), n_batches, rng)
 
     def teardown(self) -> None:
         if self.sim is not None:

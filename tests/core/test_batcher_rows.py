@@ -3,6 +3,7 @@
 import pytest
 
 from runnerd.core.budget import MIN_ROWS
+from runnerd.core.emission import Emission
 from tests.helpers import (
     Image,
     endings,
@@ -133,3 +134,43 @@ def test_a_shift_goes_on_with_what_is_left(
     assert (sequence.n_shifts, sequence.n_shifted) == (n_shifts, n_shifts * n_dropped)
     assert sequence.inputs[: sequence.n_keep] == [*prompt][: sequence.n_keep]
     assert len(sequence.inputs) == n_prompt + 36 - sequence.n_shifted
+
+
+@pytest.mark.parametrize("n_keep", [-2, -1, 0, 1, 28, 30, 31, 32, 33, 2**31 - 1, 2**63])
+def test_no_n_keep_makes_a_shift_that_frees_nothing(n_keep: int) -> None:
+    batcher = make_batcher(n_ctx=32)
+    prompt = range(28)
+    batcher.submit(
+        make_sequence(1, prompt, limits=batcher.limits, max_tokens=50, n_keep=n_keep, shift=True)
+    )
+    said = run_all(batcher)
+    sequence = said[-1].sequence
+    assert text_of(said, 1) == "A" * 50
+    assert endings(said) == {1: "length"}
+    assert 0 < sequence.n_shifts <= sequence.n_shifted
+    assert sequence.n_shifts <= 50
+
+
+@pytest.mark.parametrize("can_shift", [True, False])
+@pytest.mark.parametrize("n_others", [0, 3])
+def test_after_three_shifts_the_kept_part_and_the_end_are_there_in_order(
+    can_shift: bool, n_others: int
+) -> None:
+    batcher = make_batcher(n_slots=4, n_ctx=32, can_shift=can_shift)
+    prompt = range(1, 21)
+    limits = batcher.limits
+    batcher.submit(make_sequence(0, prompt, limits=limits, max_tokens=50, n_keep=6, shift=True))
+    for seq_id in range(1, 1 + n_others):
+        batcher.submit(make_sequence(seq_id, [seq_id] * 9, limits=limits, max_tokens=30))
+    sequence = batcher.waiting.first
+    said: list[Emission] = []
+    for token in range(100, 1000):
+        if not batcher.seq_ids:
+            break
+        said += run_step(batcher, token=token)[1]
+    generated = [e.token for e in said if e.sequence is sequence and e.token is not None]
+    assert sequence.n_shifts == 3
+    assert sequence.inputs[:6] == [*prompt][:6]
+    everything = [*prompt, *generated]
+    n_left = len(everything) - sequence.n_shifted
+    assert sequence.inputs == [*everything[:6], *everything[6 - n_left :]]

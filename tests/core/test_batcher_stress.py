@@ -4,18 +4,19 @@ from random import Random
 
 import pytest
 
-from runnerd.core.batch import Limits
+from runnerd.core.batch import Adapter, Limits, Sampling
 from runnerd.core.prompt import Prompt
-from runnerd.core.sequence import Options
+from runnerd.core.sequence import Options, Priority
 from tests.core.simulation import Simulation, fault_or_token
 from tests.helpers import Image, make_prompt
 
 N_STEPS = 400
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 
 def random_limits(rng: Random) -> Limits:
     n_slots = rng.randint(1, 5)
-    n_ctx = rng.randint(8, 48)
+    n_ctx = rng.choice((rng.randint(8, 48), rng.randint(64, 128)))
     n_batch = rng.randint(n_slots, 48)
     return Limits(
         n_slots=n_slots,
@@ -24,11 +25,15 @@ def random_limits(rng: Random) -> Limits:
         n_batch=n_batch,
         n_ubatch=rng.randint(1, n_batch),
         can_shift=rng.random() < 0.5,
+        is_unified=rng.random() < 0.5,
+        window=rng.choice((0, 0, 3, 11)),
+        can_rewind=rng.random() < 0.8,
     )
 
 
 def random_prompt(rng: Random, limits: Limits) -> Prompt:
-    parts: list[list[int] | Image] = []
+    beginning = rng.choice((0, 0, 30, 60))  # of several: worth a copy, and worth waiting for
+    parts: list[list[int] | Image] = [[97 + n % 2 for n in range(beginning)]]
     for _ in range(rng.randint(1, 4)):
         if rng.random() < 0.4:
             n_rows = rng.randint(1, min(limits.n_ubatch, 12))
@@ -43,11 +48,15 @@ def random_prompt(rng: Random, limits: Limits) -> Prompt:
 
 def random_options(rng: Random) -> Options:
     return Options(
+        sampling=Sampling(n_logprobs=rng.choice((None, 0))),
         max_tokens=rng.choice((None, 0, 1, 5, 60)),
         stops=rng.choice(((), (), ("abab",))),
         n_keep=rng.choice((-1, 0, 3, 100)),
         truncate=rng.random() < 0.5,
         shift=rng.random() < 0.5,
+        adapters=rng.choice(((), (), (Adapter("a"),))),
+        priority=rng.choice(PRIORITIES),
+        wants_progress=rng.random() < 0.5,
     )
 
 
@@ -71,9 +80,11 @@ def test_every_property_holds_over_many_steps(seed: int) -> None:
             continue
         random_call(sim, rng)
         assert sim.step is not None
-        if rng.random() < 0.03:
-            n_batches = rng.randrange(len(sim.step.batches))
+        n_batches, n = rng.randrange(len(sim.step.batches)), rng.random()
+        if n < 0.03:
             sim.back_off(lambda _: fault_or_token(rng.randrange(2**20)), n_batches)
+        elif n < 0.06 or sim.batcher.wants_abort:
+            sim.abort(lambda _: fault_or_token(rng.randrange(2**20)), n_batches, rng)
         else:
             sim.commit(lambda _: fault_or_token(rng.randrange(2**20)), rng.random() * 0.1)
     sim.drain(lambda _: rng.choice((97, 98, 0)))

@@ -111,3 +111,22 @@ def test_only_the_last_input_of_a_prompt_asks_for_logits() -> None:
     (batch,) = pack([], deal(ring, 60, 512), 512)
     assert [span.wants_logits for span in batch.spans] == [False, True]
     assert batch.n_outputs == 1
+
+
+def test_a_step_ends_at_the_next_halt_of_a_sequence() -> None:
+    (sequence,) = make_ring(make_prompt([1] * 40, Image(7, 5), [3] * 40))
+    sequence.halts = [30, 45, 70]
+    assert shares(deal([sequence], 100, 512)) == {0: 30}
+    sequence.lease.slot.n_past = 30  # type: ignore[union-attr]
+    assert kinds(deal([sequence], 100, 512)) == [
+        (BatchKind.TOKENS, [10]),
+        (BatchKind.MEDIA_NON_CAUSAL, [5]),
+    ]
+    sequence.lease.slot.n_past = 70  # type: ignore[union-attr]
+    assert shares(deal([sequence], 100, 512)) == {0: 15}
+
+
+def test_what_a_halt_leaves_goes_to_others() -> None:
+    ring = make_ring(100, 100)
+    ring[0].halts = [20]
+    assert shares(deal(ring, 100, 512)) == {0: 20, 1: 80}

@@ -169,3 +169,20 @@ def test_many_long_stop_strings_cost_a_bounded_number_of_comparisons_per_charact
     assert "".join(chunks) == said
     # One look per start that fails, and one per token for the start that is held.
     assert CountingStr.n_compared <= 2 * len(stops) * len(said)
+
+
+@given(odd_bytes, stop_strings, st.lists(st.integers(0, 40), max_size=12))
+def test_bytes_are_out_with_as_many_characters_as_they_were_said_to_need(
+    data: bytes, stops: list[str], places: list[int]
+) -> None:
+    detokenizer = Detokenizer(stops)
+    n_fed, n_out = 0, 0
+    for piece in cut(data, places):
+        n_out += len(detokenizer.feed(piece))
+        n_fed += len(piece)
+        assert detokenizer.n_out == n_out
+        assert detokenizer.n_needed == len(data[:n_fed].decode("utf-8", "replace"))
+        if detokenizer.stopped_by is not None:
+            return
+    n_out += len(detokenizer.finish())
+    assert detokenizer.n_out == n_out

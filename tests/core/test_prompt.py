@@ -120,6 +120,30 @@ def test_an_image_across_the_border_of_n_keep_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("n_keep", "n_kept", "n_dropped"),
+    [
+        (-1, 2047, 1),
+        (-(2**63), 2047, 1),
+        (0, 0, 1024),
+        (1, 1, 1023),
+        (5, 5, 1021),
+        (2046, 2046, 1),
+        (2047, 2047, 1),
+        (2048, 2047, 1),
+        (2049, 2047, 1),
+        (2**63, 2047, 1),
+    ],
+)
+def test_a_shift_of_a_whole_context_drops_something_whatever_is_to_be_kept(
+    n_keep: int, n_kept: int, n_dropped: int
+) -> None:
+    layout = layout_of(2048)
+    kept = keep_stop(layout, n_prompt=2048, n_keep=n_keep, n_ctx=2048)
+    assert kept == n_kept
+    assert shift_stop(layout, kept, 2048, n_ctx=2048) - kept == n_dropped
+
+
+@pytest.mark.parametrize(
     ("n_keep", "n_past", "groups", "n_dropped"),
     [
         (5, 2048, [], 1021),
@@ -132,6 +156,11 @@ def test_an_image_across_the_border_of_n_keep_is_not_kept() -> None:
         (0, 2048, [(512, 1024)], 1024),
         (0, 2048, [(0, 512)], 1024),
         (0, 2048, [(0, 1500)], 1500),
+        (0, 2048, [(0, 1)], 1024),
+        (0, 2048, [(1023, 1024)], 1024),
+        (0, 2048, [(1023, 1025)], 1025),
+        (0, 2048, [(0, 512), (512, 1024), (1024, 1536)], 1024),
+        (0, 2048, [(0, 600), (600, 1200), (1200, 1800)], 1200),
         (0, 2048, [(0, 2048)], 2048),
         (5, 2048, [(5, 1500)], 1495),
         (0, 2048, [(1000, 1030), (1030, 1060)], 1030),

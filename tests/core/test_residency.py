@@ -1,10 +1,16 @@
 """Who holds which slot and which cells; leases under injected failures."""
 
-from collections.abc import Callable
-
 import pytest
 
-from runnerd.core.batch import KVRemove, KVShift, Limits, SamplerClose, SamplerOpen, Sampling
+from runnerd.core.batch import (
+    KVRemove,
+    KVShift,
+    Limits,
+    SamplerClose,
+    SamplerOpen,
+    Sampling,
+    StepResult,
+)
 from runnerd.core.prompt import Prompt
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import Sequence
@@ -45,10 +51,20 @@ def fail(*_: object) -> int:
     raise Fault
 
 
-STEPS = ["best_for", "cut_start", "take", "forget", "position", "make_room", "penalty_history"]
+PLACES = {
+    "choose": "runnerd.core.prefix.Search.choose",
+    "cut_start": "runnerd.core.prompt.Layout.cut_start",
+    "take": "runnerd.core.slots.Lease.take",
+    "follow": "runnerd.core.starting.follow",
+    "go_back": "runnerd.core.cells.Cells.go_back",
+    "forget": "runnerd.core.cells.Cells.forget",
+    "position": "runnerd.core.prompt.Layout.position",
+    "make_room": "runnerd.core.cells.Cells.make_room",
+    "penalty_history": "runnerd.core.sequence.Sequence.penalty_history",
+}
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", PLACES)
 def test_a_start_that_fails_gives_its_permit_and_slot_back(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,17 +73,8 @@ def test_a_start_that_fails_gives_its_permit_and_slot_back(
     run_all(batcher)
     n_used = batcher.residency.ledger.n_used
     batcher.submit(make_sequence(2, [1, 2, 9, 9], max_tokens=1))
-    owners: dict[str, tuple[str, Callable[..., int]]] = {
-        "best_for": ("runnerd.core.slots.SlotPool.best_for", fail),
-        "cut_start": ("runnerd.core.prompt.Layout.cut_start", fail),
-        "take": ("runnerd.core.slots.Lease.take", fail),
-        "forget": ("runnerd.core.residency.Residency.forget", fail),
-        "position": ("runnerd.core.prompt.Layout.position", fail),
-        "make_room": ("runnerd.core.residency.Residency.make_room", fail),
-        "penalty_history": ("runnerd.core.sequence.Sequence.penalty_history", fail),
-    }
     with monkeypatch.context() as patch:
-        patch.setattr(*owners[name])
+        patch.setattr(PLACES[name], fail)
         for _ in range(3):
             with pytest.raises(Fault):
                 batcher.plan(0.0)
@@ -82,7 +89,7 @@ def test_a_start_that_fails_gives_its_permit_and_slot_back(
 def test_a_sequence_whose_start_fails_can_still_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     batcher = make_batcher(n_slots=1)
     batcher.submit(make_sequence(1, [1, 2, 3]))
-    monkeypatch.setattr("runnerd.core.slots.SlotPool.best_for", fail)
+    monkeypatch.setattr(PLACES["choose"], fail)
     with pytest.raises(Fault):
         batcher.plan(0.0)
     assert [emission.ending for emission in batcher.end(1, "cancelled")] == ["cancelled"]
@@ -139,8 +146,63 @@ def test_idle_slots_forget_only_as_many_as_needed_oldest_first() -> None:
     for seq_id, token in enumerate((1, 2)):
         release(residency, admit(residency, limits, seq_id, [token] * 20, n_store=20))
     assert residency.make_room(40)
-    assert [slot.n_past for slot in residency.pool.slots] == [0, 20, 0]
+    assert [slot.n_past for slot in residency.pool.slots] == [4, 20, 0]
+    assert residency.make_room(50)
+    assert [slot.n_past for slot in residency.pool.slots] == [0, 14, 0]
     residency.check()
+
+
+def test_an_idle_slot_that_cannot_forget_its_end_forgets_all() -> None:
+    limits = make_limits(n_slots=3, n_ctx=64, n_cells=64, window=8)
+    residency = Residency(limits)
+    release(residency, admit(residency, limits, 1, [1] * 20, n_store=20))
+    assert residency.make_room(50)
+    assert residency.pool.slots[0].n_past == 0
+
+
+def test_an_idle_slot_gives_up_a_medium_whole() -> None:
+    residency, limits = make_residency(n_ctx=16, n_cells=16)
+    prompt = make_prompt([1, 2], Image(7, 5), [3])
+    release(residency, admit(residency, limits, 1, prompt, n_store=8))
+    assert residency.make_room(10)
+    assert residency.pool.slots[0].n_past == 2
+    residency.check()
+
+
+def test_after_a_stop_string_the_slot_remembers_what_the_client_saw() -> None:
+    residency, limits = make_residency(n_slots=1)
+    sequence = admit(residency, limits, 1, [1, 2, 3, 4, 5, 6], n_store=6)
+    sequence.n_seen = 4
+    release(residency, sequence)
+    assert residency.pool.slots[0].inputs == [1, 2, 3, 4]
+
+
+def test_a_window_that_cannot_go_back_to_what_was_seen_stays_where_it_is() -> None:
+    limits = make_limits(n_slots=1, window=2)
+    residency = Residency(limits)
+    sequence = admit(residency, limits, 1, [1, 2, 3, 4, 5, 6], n_store=6)
+    residency.observe(StepResult(1, (), oldest=(4,)))
+    sequence.n_seen = 4
+    release(residency, sequence)
+    assert residency.pool.slots[0].n_past == 6
+
+
+def test_a_slot_that_a_step_emptied_starts_again() -> None:
+    residency, limits = make_residency(n_slots=1)
+    sequence = admit(residency, limits, 1, [1, 2, 3], n_store=2)
+    residency.edits.clear()
+    residency.lose(sequence)
+    residency.check()
+    assert (sequence.n_past, residency.ledger.n_used, residency.edits) == (0, 0, [])
+
+
+def test_an_input_whose_sample_is_missing_is_evaluated_again() -> None:
+    residency, limits = make_residency(n_slots=1)
+    sequence = admit(residency, limits, 1, [1, 2, 3], n_store=3)
+    residency.edits.clear()
+    residency.forget_last(sequence)
+    residency.check()
+    assert (sequence.n_past, residency.edits) == (2, [KVRemove(0, 2)])
 
 
 def test_a_shift_drops_the_oldest_half_after_n_keep() -> None:
@@ -209,9 +271,9 @@ def test_a_suspended_sequence_resumes_when_another_has_ended() -> None:
     residency, limits = make_residency(n_slots=3)
     first, _, third = (admit(residency, limits, n, [n] * 8, n_store=8) for n in range(3))
     residency.suspend_youngest()
-    assert not residency.resume_suspended()
+    assert not residency.resume()
     release(residency, first)
-    assert residency.resume_suspended()
+    assert residency.resume()
     assert third.suspended_at is None
 
 

@@ -43,6 +43,17 @@ def test_a_cut_leaves_room_for_the_tokens_asked_for_up_to_a_quarter(
         assert sequence.inputs[-32:] == list(range(n_prompt - 32, n_prompt))
 
 
+@pytest.mark.parametrize("n_prompt", [65, 128, 64 * 40])
+def test_a_cut_keeps_its_two_ends_verbatim_and_reports_what_is_gone(n_prompt: int) -> None:
+    sequence = make_sequence(1, range(n_prompt), limits=LIMITS, n_keep=5, truncate=True)
+    assert sequence.inputs[:5] == [*range(5)]
+    assert sequence.inputs[5:] == [*range(n_prompt - 43, n_prompt)]
+    assert sequence.n_truncated == n_prompt - 48
+    with pytest.raises(PromptTooLong) as caught:
+        make_sequence(1, range(n_prompt), limits=LIMITS, n_keep=5)
+    assert caught.value.details == {"n_prompt": n_prompt, "n_ctx": 64}
+
+
 @pytest.mark.parametrize(
     ("n_keep", "n_kept"), [(-1, 47), (0, 0), (1, 1), (46, 46), (47, 47), (63, 47), (10**9, 47)]
 )
@@ -96,6 +107,12 @@ def test_penalties_look_back_on_the_last_tokens_of_the_prompt_and_on_no_image() 
     sampling = Sampling(repeat_penalty=1.1, penalty_last_n=4)
     sequence = make_sequence(1, prompt, limits=LIMITS, sampling=sampling)
     assert sequence.penalty_history() == (3, 4)
+
+
+def test_dry_and_penalties_look_back_as_far_as_the_longer_of_them() -> None:
+    sampling = Sampling(repeat_penalty=1.1, penalty_last_n=2, dry_multiplier=0.8, dry_last_n=5)
+    sequence = make_sequence(1, range(1, 20), limits=LIMITS, sampling=sampling)
+    assert sequence.penalty_history() == (15, 16, 17, 18, 19)
 
 
 def test_without_penalties_there_is_nothing_to_look_back_on() -> None:

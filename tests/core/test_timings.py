@@ -18,6 +18,8 @@ def test_times_run_from_arrival_to_start_first_token_and_end() -> None:
     assert summary.itl_p50_ms == pytest.approx(100, rel=1e-4)
     assert summary.itl_p95_ms == pytest.approx(200, rel=1e-4)
     assert summary.total_ms == pytest.approx(2000)
+    assert summary.prefill_ms == pytest.approx(500)
+    assert summary.decode_ms == pytest.approx(300)
 
 
 def test_a_second_start_does_not_move_the_first() -> None:
@@ -31,6 +33,28 @@ def test_what_never_came_takes_until_the_end() -> None:
     summary = Timings(queued_at=1.0).summary(3.0)
     assert (summary.queue_ms, summary.ttft_ms, summary.total_ms) == (2000, 2000, 2000)
     assert (summary.itl_p50_ms, summary.itl_p95_ms) == (0, 0)
+    assert (summary.prefill_ms, summary.decode_ms, summary.sampling_ms) == (0, 0, 0)
+
+
+def test_a_prompt_that_is_all_has_been_prefilled_until_the_end() -> None:
+    timings = Timings(queued_at=1.0)
+    timings.start(2.0)
+    summary = timings.summary(5.0)
+    assert (summary.queue_ms, summary.prefill_ms, summary.decode_ms) == (1000, 3000, 0)
+
+
+def test_the_parts_of_a_request_add_up() -> None:
+    timings = Timings(queued_at=1.0)
+    timings.start(1.5)
+    for at in (4.0, 4.25, 6.0):
+        timings.token(at)
+    assert timings.queue_s(6.0) + timings.prefill_s(6.0) + timings.decode_s() == 5.0
+
+
+def test_time_spent_on_sampling_is_told_in_milliseconds() -> None:
+    timings = Timings(queued_at=0.0)
+    timings.sampling_s += 0.25
+    assert timings.summary(1.0).sampling_ms == 250
 
 
 @given(st.lists(st.integers(0, 99), min_size=1), st.floats(0.01, 1.0))

@@ -1,0 +1,96 @@
+"""Filling a step: whose turn it is, and which rows they get.
+
+Generating rows come first, in slot order; prompt rows are dealt over what is left. All rows of
+a step are of one set of adapters.
+"""
+
+from runnerd.core.adapters import AdapterTurns
+from runnerd.core.batch import Adapters, Batch, Limits
+from runnerd.core.budget import PrefillBudget
+from runnerd.core.deal import Draft, deal, decode_span, n_least, pack
+from runnerd.core.residency import Residency
+from runnerd.core.sequence import Sequence
+
+
+class Fill:
+    """Fills steps from what is resident. `n_decoding` rows of the last step generate."""
+
+    def __init__(self, limits: Limits, residency: Residency, target_itl_s: float) -> None:
+        self.n_decoding = 0
+        self.adapters: Adapters = ()
+        self._limits = limits
+        self._residency = residency
+        self._turns = AdapterTurns()
+        self._budget = PrefillBudget(limits.n_batch, target_itl_s)
+        self._prefill_cap = limits.n_batch
+        self._group_went_alone = False
+
+    def batches(self) -> tuple[Batch, ...]:
+        """Return the rows of the next step, or nothing if nobody has anything to evaluate."""
+        decoding, ring = self._with_room()
+        batches = self._group_alone(decoding, ring) or self._fill(decoding, ring)
+        if batches:
+            self._turns.count_step()
+        return batches
+
+    def observe(self, n_rows: int, elapsed_s: float) -> None:
+        """Learn from a step that ran whole, with so many rows."""
+        self._budget.observe(self.n_decoding, n_rows - self.n_decoding, elapsed_s)
+        self._prefill_cap = self._limits.n_batch
+
+    def halve(self, n_rows: int) -> bool:
+        """Let the next step have half the prompt rows of one that found no room, if it had any."""
+        n_prefill = n_rows - self.n_decoding
+        if n_prefill <= 1 or self._prefill_cap <= 1:
+            return False
+        self._prefill_cap = min(n_prefill, self._prefill_cap) // 2
+        return True
+
+    def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return who generates, in slot order, and the ring: who has prompt left to evaluate.
+
+        The head of the ring is whoever waits longest; newcomers come last. There is a cell
+        for every generating row and for the least that the head can take.
+        """
+        while True:
+            active = self._residency.active()
+            self.adapters = self._turns.choose(s.options.adapters for s in active)
+            decoding: list[Sequence] = []
+            ring: list[Sequence] = []
+            for sequence in active:
+                if sequence.options.adapters == self.adapters:
+                    (decoding if sequence.is_decoding else ring).append(sequence)
+            decoding.sort(key=lambda s: s.slot_id)
+            ring.sort(key=lambda s: s.last_step)
+            n_rows = len(decoding) + (n_least(ring[0]) if ring else 0)
+            if self._residency.make_room(n_rows):
+                return decoding, ring
+            found = self._residency.suspend_youngest()
+            assert found, "no room for one sequence alone"
+
+    def _fill(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
+        """Put every generating row into the step, and prompt rows into what is left."""
+        drafts: list[Draft] = []
+        self.n_decoding = len(decoding)
+        self._group_went_alone = False
+        if ring:
+            n_room = self._limits.n_batch - len(decoding)
+            n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
+            n_pending = sum(s.n_pending for s in ring)
+            self._residency.make_room(len(decoding) + min(n_rows, n_pending))
+            n_room = min(n_room, self._residency.ledger.n_free - len(decoding))
+            drafts = deal(ring, min(n_rows, n_room), n_room)
+        return pack([decode_span(s) for s in decoding], drafts, self._limits.n_ubatch)
+
+    def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
+        """Give a group that generating rows leave no room for its own step, never two in a row."""
+        if self._group_went_alone or not ring:
+            return ()
+        n_rows = n_least(ring[0])
+        if n_rows <= self._limits.n_batch - len(decoding):
+            return ()
+        draft = Draft(ring[0])
+        draft.take(1, n_rows)
+        self.n_decoding = 0
+        self._group_went_alone = True
+        return pack([], [draft], self._limits.n_ubatch)

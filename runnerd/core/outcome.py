@@ -1,0 +1,60 @@
+"""What a step has left behind: rows in the cache, and samples."""
+
+from collections.abc import Mapping
+
+from runnerd.core.batch import Span, Step, StepResult
+from runnerd.core.emission import Emission, Vocabulary, take_up
+from runnerd.core.residency import Residency
+from runnerd.core.sequence import Sequence
+
+Sequences = Mapping[int, Sequence]
+
+
+def store(step: Step, result: StepResult, sequences: Sequences, residency: Residency) -> int:
+    """Count what a step has stored; return how many rows of it were of prompts."""
+    n_prefilled = 0
+    for span in _spans_run(step, result):
+        n_prefilled += _store(sequences[span.seq_id], len(span.inputs), step, residency)
+    if result.n_stored is None:
+        return n_prefilled
+    lost: dict[int, Sequence] = {}
+    aborted = step.batches[result.n_batches].spans
+    for span, n_rows in zip(aborted, result.n_stored, strict=True):
+        sequence = sequences[span.seq_id]
+        if n_rows is None:
+            lost[span.seq_id] = sequence
+        elif n_rows > 0:
+            n_prefilled += _store(sequence, n_rows, step, residency)
+    for sequence in lost.values():
+        residency.lose(sequence)
+    return n_prefilled
+
+
+def _store(sequence: Sequence, n_rows: int, step: Step, residency: Residency) -> int:
+    n_prefilled = 0 if sequence.is_decoding else n_rows
+    residency.store(sequence, n_rows)
+    sequence.last_step = step.number
+    return n_prefilled
+
+
+def take_samples(
+    step: Step,
+    result: StepResult,
+    sequences: Sequences,
+    vocabulary: Vocabulary,
+    n_ctx: int,
+    now: float,
+) -> list[Emission]:
+    """Take up what was sampled."""
+    emissions: list[Emission] = []
+    sampled, seconds = iter(result.sampled), iter(result.sampling_s)
+    for span in _spans_run(step, result):
+        if span.wants_logits:
+            sequence = sequences[span.seq_id]
+            sequence.timings.sampling_s += next(seconds, 0.0)
+            emissions.append(take_up(sequence, next(sampled), vocabulary, n_ctx, now))
+    return emissions
+
+
+def _spans_run(step: Step, result: StepResult) -> list[Span]:
+    return [span for batch in step.batches[: result.n_batches] for span in batch.spans]
