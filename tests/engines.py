@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from anyio import to_thread
 
-from runnerd.core.batch import Batch, Sampled
+from runnerd.core.batch import Batch
 from runnerd.core.prompt import Part, Prompt
-from runnerd.engine.base import EngineConfig, LoadProgress
+from runnerd.engine.base import Decoded, EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine, parse_options
 from runnerd.engine.reference.tokenizer import END
 
@@ -23,7 +23,7 @@ class SteppedEngine(ReferenceEngine):
         self._permits = threading.Semaphore(0)
         self._is_free = False
 
-    def decode(self, batch: Batch) -> tuple[Sampled, ...]:
+    def decode(self, batch: Batch) -> Decoded:
         self.batches.append(batch)
         self._arrived.release()
         if not self._is_free:
@@ -63,9 +63,10 @@ class ForcedEngine(ReferenceEngine):
         self._literal = literal
         self._n_given: Counter[int] = Counter()
 
-    def decode(self, batch: Batch) -> tuple[Sampled, ...]:
-        super().decode(batch)
-        return tuple(self._next(span.seq_id) for span in batch.spans if span.wants_logits)
+    def decode(self, batch: Batch) -> Decoded:
+        decoded = super().decode(batch)
+        wanted = [span.seq_id for span in batch.spans if span.wants_logits]
+        return Decoded(tuple(map(self._next, wanted)), decoded.sampling_s)
 
     def _next(self, seq_id: int) -> int:
         n_given = self._n_given[seq_id]

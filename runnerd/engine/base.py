@@ -4,9 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from runnerd.core.batch import Batch, Edit, Limits, Sampled, Step, StepResult
+import numpy as np
+import numpy.typing as npt
+
+from runnerd.core.batch import (
+    Adapters,
+    Batch,
+    CheckpointSave,
+    Edit,
+    Limits,
+    Sampled,
+    Step,
+    StepResult,
+)
 from runnerd.core.prompt import Part, Prompt
-from runnerd.errors import NoKVSlot
+from runnerd.errors import DecodeAborted, NoKVSlot
+
+Vectors = npt.NDArray[np.float32]
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ: llama.cpp's limit on sequences in a context
 
@@ -20,7 +34,9 @@ class EngineConfig:
 
     `model` is a file's path, or for the reference engine its options ("layers=2,window=8").
     `n_ctx` 0: what the model was trained for, at most 4096. `n_cells` 0: `n_slots * n_ctx`.
-    `n_threads` 0: one per core.
+    `n_threads` 0: one per core. `swa_full`: sliding layers keep every position, which takes
+    memory and makes checkpoints unnecessary. `adapters`: names and paths of LoRA adapters.
+    `n_embed` 0: the longest input of an embedding is `n_ubatch`.
     """
 
     model: str
@@ -33,11 +49,25 @@ class EngineConfig:
     n_threads: int = 0
     kv: Literal["auto", "split", "unified"] = "auto"
     flash_attn: Literal["auto", "on", "off"] = "auto"
+    swa_full: bool = False
+    adapters: tuple[tuple[str, str], ...] = ()
+    n_embed: int = 0
+
+
+Pooling = Literal["model", "mean", "cls", "last"]
+"""How the rows of an input become one embedding; "model": as the model was trained."""
+
+ConstraintKind = Literal["grammar", "json_schema"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded. `bos_token` None: the model wants none."""
+    """What is loaded. `bos_token` None: the model wants none.
+
+    `can_generate` False: a model for embeddings only. `n_embed` is the longest input of an
+    embedding, of `n_embd` numbers; `poolings` is empty where the model can make none. `eos_token`
+    is what the chat template means by that.
+    """
 
     name: str
     architecture: str
@@ -48,6 +78,21 @@ class ModelInfo:
     chat_template: str
     bos_token: int | None
     end_tokens: tuple[int, ...]
+    adapters: tuple[str, ...] = ()
+    can_generate: bool = True
+    n_embd: int = 0
+    n_embed: int = 0
+    poolings: tuple[Pooling, ...] = ()
+    embed_suffix: tuple[int, ...] = ()
+    eos_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The samples of a batch, in order, and the seconds that each took."""
+
+    sampled: tuple[Sampled, ...]
+    sampling_s: tuple[float, ...]
 
 
 class Tokenizer(Protocol):
@@ -74,7 +119,11 @@ class Tokenizer(Protocol):
 
 
 class Engine(Tokenizer, Protocol):
-    """A loaded model with a KV cache. `apply`, `decode`, `close`: one call at a time."""
+    """A loaded model with a KV cache.
+
+    `constrain` and `set_abort` may be called from any thread at any time; of all other methods
+    one at a time.
+    """
 
     @property
     def limits(self) -> Limits:
@@ -86,16 +135,54 @@ class Engine(Tokenizer, Protocol):
         """What is loaded."""
         ...
 
-    def apply(self, edits: Sequence[Edit]) -> None:
-        """Carry out edits of the KV cache and of samplers, in order."""
+    def constrain(self, kind: ConstraintKind, text: str) -> object:
+        """Compile a grammar (GBNF), or a JSON schema, into a `Sampling.constraint`.
+
+        Raises:
+            BadGrammar: it is malformed or too large, with the place; or there are no grammars.
+        """
         ...
 
-    def decode(self, batch: Batch) -> tuple[Sampled, ...]:
-        """Run one forward pass; return a sample per span with `wants_logits`, in order.
+    def apply(self, edits: Sequence[Edit]) -> None:
+        """Carry out edits of the KV cache, of checkpoints and of samplers, in order."""
+        ...
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Let decodes run with these adapters from now on."""
+        ...
+
+    def decode(self, batch: Batch) -> Decoded:
+        """Run one forward pass, and sample a row per span with `wants_logits`, in order.
 
         Raises:
             NoKVSlot: the cache is full; it is as it was before the call.
+            DecodeAborted: it was stopped; says what of the batch is stored.
             EngineBroken: the model failed; what the cache holds is unknown.
+        """
+        ...
+
+    def set_abort(self, wanted: bool, /) -> None:
+        """Stop the decode in progress and those to come, or let them run again.
+
+        An engine that cannot stop a decode runs it to its end.
+        """
+        ...
+
+    def oldest(self) -> tuple[int, ...]:
+        """Return `StepResult.oldest`."""
+        ...
+
+    def checkpoint_bytes(self, checkpoint_id: int) -> int:
+        """Return the size of a checkpoint that is kept."""
+        ...
+
+    def embed(self, inputs: Sequence[Sequence[int]], pooling: Pooling) -> Vectors:
+        """Return an embedding per input, not normalised: shape (n_inputs, n_embd), float32.
+
+        Each input has 1 to `n_embed` tokens, and all together have no more.
+
+        Raises:
+            EngineFailed: there is no memory for it, or the model failed; generations go on.
         """
         ...
 
@@ -105,12 +192,28 @@ class Engine(Tokenizer, Protocol):
 
 
 def run_step(engine: Engine, step: Step) -> StepResult:
-    """Apply a step's edits and run its batches, until one finds no room in the cache."""
+    """Apply a step's edits and run its batches, until one finds no room or is aborted."""
     engine.apply(step.edits)
+    saved = tuple(
+        (edit.checkpoint_id, engine.checkpoint_bytes(edit.checkpoint_id))
+        for edit in step.edits
+        if isinstance(edit, CheckpointSave)
+    )
+    engine.use_adapters(step.adapters)
     sampled: list[Sampled] = []
-    for n_done, batch in enumerate(step.batches):
+    sampling_s: list[float] = []
+    n_stored: tuple[int | None, ...] | None = None
+    n_done = 0
+    for batch in step.batches:
         try:
-            sampled.extend(engine.decode(batch))
+            decoded = engine.decode(batch)
         except NoKVSlot:
-            return StepResult(n_done, tuple(sampled))
-    return StepResult(len(step.batches), tuple(sampled))
+            break
+        except DecodeAborted as err:
+            n_stored = err.n_stored
+            break
+        n_done += 1
+        sampled += decoded.sampled
+        sampling_s += decoded.sampling_s
+    oldest = engine.oldest() if engine.limits.window else ()
+    return StepResult(n_done, tuple(sampled), tuple(sampling_s), n_stored, oldest, saved)

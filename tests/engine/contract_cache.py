@@ -13,6 +13,7 @@ from tests.engine.driving import (
     generate,
     generate_alone,
     run_spans,
+    skip_unless_rewinding,
     tokens,
 )
 
@@ -74,6 +75,7 @@ class DecodeContract:
 
     @pytest.mark.parametrize("n_cached", [1, 3])
     def test_cached_equals_recomputed(self, engine: Engine, n_cached: int) -> None:
+        skip_unless_rewinding(engine)
         old, new = tokens(engine, PROMPTS[0]), tokens(engine, PROMPTS[1])
         mixed = old[:n_cached] + new[1:]
         expected = generate_alone(engine, mixed, N, slot_id=1)
@@ -132,6 +134,7 @@ class ShiftContract:
     def test_a_shift_leaves_the_neighbour_alone(self, engine: Engine) -> None:
         prompt = tokens(engine, PROMPTS[0])
         expected = generate_alone(engine, prompt, N, slot_id=1)
+        shifted = self.shifted(engine)
         apply(engine, KVRemove(1, len(prompt)))
-        together = [self.shifted(engine), Lane(1, prompt, n_cached=len(prompt) - 1)]
+        together = [shifted, Lane(1, prompt, n_cached=len(prompt) - 1)]
         assert generate(engine, together, N)[1] == expected

@@ -63,6 +63,25 @@ class ExpandContract:
         whole = engine.expand([TextPart(text, special)])
         assert engine.expand([TextPart(text[:6], special), TextPart(text[6:], special)]) == whole
 
+    @pytest.mark.parametrize("add_bos", [True, False])
+    def test_special_text_behind_other_parts_is_a_border(
+        self, engine: Engine, special_name: str, add_bos: bool
+    ) -> None:
+        turn = [TextPart(special_name, special=True), TextPart("say it")]
+        prompt = engine.expand([*turn, *turn, TokensPart((5,)), *turn], add_bos=add_bos)
+        names = engine.expand(turn[:1], add_bos=False).inputs
+        begins = [i for i, token in enumerate(prompt.inputs) if (token,) == names]
+        assert prompt.borders == tuple(begins[1:])
+
+    def test_borders_stay_in_place_where_bos_is_not_doubled(
+        self, engine: Engine, special_name: str
+    ) -> None:
+        bos = engine.model.bos_token
+        if bos is None:
+            pytest.skip("the model has no BOS")
+        parts: list[Part] = [TokensPart((bos, 5)), TextPart(special_name, special=True)]
+        assert engine.expand(parts).borders == (2,)
+
     def test_token_ids_are_taken_as_they_are(self, engine: Engine) -> None:
         parts: list[Part] = [TextPart("hi"), TokensPart((3, 1, 2)), TextPart("ho")]
         inputs = engine.expand(parts, add_bos=False).inputs

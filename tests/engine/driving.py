@@ -5,7 +5,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import pytest
+
 from runnerd.core.batch import (
+    Adapters,
     Batch,
     BatchKind,
     Edit,
@@ -21,6 +24,7 @@ from runnerd.core.prompt import TextPart
 from runnerd.engine.base import Engine, run_step
 
 GREEDY = Sampling()
+N_ROWS = 32  # per step, so that every engine that is tested takes them
 # A language model is sure how these go on. It has to be: how many rows share a pass changes the
 # last bits of llama.cpp's logits, and exact tokens must not hang on them.
 PROMPTS = (
@@ -49,7 +53,7 @@ class Lane:
     slot_id: int
     prompt: Sequence[int]
     sampling: Sampling = GREEDY
-    n_rows: int = 32
+    n_rows: int = N_ROWS
     first_step: int = 0
     n_cached: int = 0
     seq_id: int = 0
@@ -74,14 +78,34 @@ def apply(engine: Engine, *edits: Edit) -> None:
     run_step(engine, Step(1, edits, ()))
 
 
-def run_spans(engine: Engine, spans: Sequence[Span]) -> tuple[Sampled, ...]:
+def run_spans(
+    engine: Engine, spans: Sequence[Span], adapters: Adapters = ()
+) -> tuple[Sampled, ...]:
     """Run a step of one token batch."""
-    result = run_step(engine, Step(1, (), (Batch(BatchKind.TOKENS, tuple(spans)),)))
+    batch = Batch(BatchKind.TOKENS, tuple(spans))
+    result = run_step(engine, Step(1, (), (batch,), adapters))
     assert result.n_batches == 1, "the KV cache was full"
     return result.sampled
 
 
-def generate(engine: Engine, lanes: Sequence[Lane], n_tokens: int) -> list[list[int]]:
+def skip_unless_rewinding(engine: Engine) -> None:
+    """Skip a test that forgets the end of a slot, where that takes more than forgetting it."""
+    if engine.limits.needs_checkpoints:
+        pytest.skip("the engine goes back in a slot by checkpoints only")
+
+
+def filled(engine: Engine, slot_id: int, inputs: Sequence[int], n_cached: int = 0) -> int:
+    """Store inputs in a slot that holds the first `n_cached` of them; return how many it holds."""
+    if n_cached == 0:
+        apply(engine, KVRemove(slot_id, 0))
+    for start in range(n_cached, len(inputs), N_ROWS):
+        run_spans(engine, [Span(0, slot_id, start, tuple(inputs[start : start + N_ROWS]))])
+    return len(inputs)
+
+
+def generate(
+    engine: Engine, lanes: Sequence[Lane], n_tokens: int, adapters: Adapters = ()
+) -> list[list[int]]:
     """Generate with all lanes in the same passes, in the order given; return their tokens."""
     for seq_id, lane in enumerate(lanes):
         lane.seq_id = seq_id
@@ -90,17 +114,21 @@ def generate(engine: Engine, lanes: Sequence[Lane], n_tokens: int) -> list[list[
     try:
         n_steps = 0
         while any(len(lane.generated) < n_tokens for lane in lanes):
-            _advance(engine, lanes, n_tokens, n_steps)
+            due = [
+                lane
+                for lane in lanes
+                if lane.first_step <= n_steps and len(lane.generated) < n_tokens
+            ]
+            _advance(engine, due, adapters)
             n_steps += 1
     finally:  # a test that fails here must not fail the next one
         apply(engine, *(SamplerClose(lane.seq_id) for lane in lanes))
     return [lane.generated for lane in lanes]
 
 
-def _advance(engine: Engine, lanes: Sequence[Lane], n_tokens: int, n_steps: int) -> None:
-    due = [lane for lane in lanes if lane.first_step <= n_steps and len(lane.generated) < n_tokens]
+def _advance(engine: Engine, due: Sequence[Lane], adapters: Adapters) -> None:
     spans = [lane.span() for lane in due]
-    sampled = iter(run_spans(engine, spans) if spans else ())
+    sampled = iter(run_spans(engine, spans, adapters) if spans else ())
     for lane, span in zip(due, spans, strict=True):
         lane.n_cached += len(span.inputs)
         if span.wants_logits:
@@ -115,9 +143,10 @@ def generate_alone(
     n_tokens: int,
     sampling: Sampling = GREEDY,
     slot_id: int = 0,
+    adapters: Adapters = (),
 ) -> list[int]:
     """Generate with nothing else in the pass, from an empty slot."""
-    return generate(engine, [Lane(slot_id, prompt, sampling)], n_tokens)[0]
+    return generate(engine, [Lane(slot_id, prompt, sampling)], n_tokens, adapters)[0]
 
 
 def sample_once(
@@ -130,3 +159,22 @@ def sample_once(
     finally:
         apply(engine, SamplerClose(0))
     return sampled
+
+
+def generate_to_end(
+    engine: Engine, prompt: Sequence[int], sampling: Sampling, n_most: int
+) -> tuple[bytes, Sampled]:
+    """Generate until an end token or a fault; return the bytes and that."""
+    said = b""
+    inputs, n_cached = tuple(prompt), 0
+    apply(engine, KVRemove(0, 0), SamplerOpen(0, sampling, inputs))
+    try:
+        for _ in range(n_most):
+            (sampled,) = run_spans(engine, [Span(0, 0, n_cached, inputs, wants_logits=True)])
+            if not isinstance(sampled, int) or engine.is_end(sampled):
+                return said, sampled
+            said += engine.token_bytes(sampled)
+            n_cached, inputs = n_cached + len(inputs), (sampled,)
+    finally:
+        apply(engine, SamplerClose(0))
+    raise AssertionError(f"no end after {said!r}")

@@ -30,6 +30,8 @@ def llama_config(
     n_cells: int = 0,
     kv: Literal["auto", "split", "unified"] = "auto",
     flash_attn: Literal["auto", "on", "off"] = "on",
+    swa_full: bool = False,
+    adapters: tuple[tuple[str, str], ...] = (),
 ) -> EngineConfig:
     """Return settings under which passes are exact.
 
@@ -47,6 +49,8 @@ def llama_config(
         kv=kv,
         flash_attn=flash_attn,
         n_threads=1,
+        swa_full=swa_full,
+        adapters=adapters,
     )
 
 

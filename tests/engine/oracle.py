@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import cos, exp, sin, sqrt
 
-from runnerd.core.batch import Span
+from runnerd.core.batch import Adapters, Span
 from runnerd.core.prompt import Prompt
 from runnerd.engine.reference import ReferenceOptions
 from runnerd.engine.reference.media import Medium
 from runnerd.engine.reference.model import Model
+from runnerd.engine.reference.options import LayerKind
 
 Row = list[float]
 Matrix = list[list[float]]
@@ -29,12 +30,14 @@ class Cell:
 class Oracle:
     """One sequence. Edit `cells` to remove or shift."""
 
-    def __init__(self, options: ReferenceOptions) -> None:
+    def __init__(self, options: ReferenceOptions, adapters: Adapters = ()) -> None:
         self.options = options
         self.model = Model(options)
         self.cells: list[Cell] = []
-        self.output: Matrix = self.model._output.tolist()
-        self.bias: Row = self.model._bias.tolist()
+        self.weights = self.model.adapted(adapters)
+        self.output: Matrix = self.weights.output.tolist()
+        self.bias: Row = self.model.bias.tolist()
+        self.state: Row = [0.0] * options.dim
 
     def feed_prompt(self, prompt: Prompt) -> Row:
         """Feed a whole prompt, groups at once; return the logits after its last input."""
@@ -60,12 +63,13 @@ class Oracle:
 
     def feed_token(self, token: int, position: int) -> Row:
         """Feed one token; return the logits after it."""
-        return self.feed([self.model._embeddings[token].tolist()], [Cell(position)])
+        return self.feed([self.model.embeddings[token].tolist()], [Cell(position)])
 
     def feed(self, rows: Matrix, cells: list[Cell]) -> Row:
         """Feed rows that all see each other; return the logits after the last."""
         self.cells += cells
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self.weights.layers):
+            kind = self.options.kinds[index]
             queries = []
             for row, cell in zip(rows, cells, strict=True):
                 unit = normal(row)
@@ -73,7 +77,11 @@ class Oracle:
                 cell.keys.append(times(unit, layer.key.tolist()))
                 cell.values.append(times(unit, layer.value.tolist()))
             for at, (query, cell) in enumerate(zip(queries, cells, strict=True)):
-                seen = times(self.attend(index, query, cell.position), layer.out.tolist())
+                if kind is LayerKind.RECURRENT:
+                    known = normal(self.carry(cell.values[index]))
+                else:
+                    known = self.attend(index, kind, query, cell.position)
+                seen = times(known, layer.out.tolist())
                 row = [a + b for a, b in zip(rows[at], seen, strict=True)]
                 inner = [max(x, 0.0) for x in times(normal(row), layer.up.tolist())]
                 added = times(inner, layer.down.tolist())
@@ -81,13 +89,23 @@ class Oracle:
         last = dots(normal(rows[-1]), self.output)
         logits = [x / (256 * 64) + bias for x, bias in zip(last, self.bias, strict=True)]
         if self.options.layers == 0:
-            phase = self.model._phases[cells[-1].position % len(self.model._phases)]
+            phase = self.model.phases[cells[-1].position % len(self.model.phases)]
             logits = [x + float(y) for x, y in zip(logits, phase, strict=True)]
         return logits
 
-    def attend(self, layer: int, query: Row, position: int) -> Row:
+    def carry(self, value: Row) -> Row:
+        """Put a value into the recurrent state; return the state."""
+        last = len(value) - 1
+        for at, new in enumerate(value):
+            stays = round((0.5 + 0.47 * at / last) * 256)
+            self.state[at] = round(self.state[at] * stays / 256) + new
+        return self.state
+
+    def attend(self, layer: int, kind: LayerKind, query: Row, position: int) -> Row:
         """Return the weighted mean of the values that a row sees, head by head."""
-        window = self.options.window or len(self.cells) + position + 1
+        window = len(self.cells) + position + 1
+        if kind is LayerKind.SLIDING:
+            window = self.options.window
         cells = [cell for cell in self.cells if position - cell.position < window]
         size = len(query) // self.options.heads
         seen: Row = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from runnerd.core.batch import Batch, BatchKind, SamplerOpen, Sampling, Span
 from runnerd.core.prompt import Prompt, TextPart
@@ -21,6 +22,10 @@ def reference(
     n_batch: int = 128,
     n_ubatch: int = 64,
     n_cells: int = 0,
+    kv: Literal["auto", "split", "unified"] = "auto",
+    swa_full: bool = False,
+    adapters: tuple[str, ...] = (),
+    n_embed: int = 0,
 ) -> Iterator[ReferenceEngine]:
     """Make an engine for a `with` block."""
     config = EngineConfig(
@@ -31,6 +36,10 @@ def reference(
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         n_cells=n_cells,
+        kv=kv,
+        swa_full=swa_full,
+        adapters=tuple((name, "") for name in adapters),
+        n_embed=n_embed,
     )
     engine = ReferenceEngine(config, options, lambda phase, fraction: True)
     try:

@@ -302,6 +302,39 @@ def test_where_layers_keep_something_else_a_cell_is_of_unknown_size(path: Path, 
     assert header_of(path, SIZES | {name: 16}).kv_bytes_per_input() is None
 
 
+def test_more_layers_than_a_model_can_have_are_not_counted(path: Path) -> None:
+    assert header_of(path, SIZES | {"block_count": 2**32 - 1}).kv_bytes_per_layer() is None
+
+
+def test_without_a_pattern_any_layer_may_have_a_window(path: Path) -> None:
+    assert header_of(path, SIZES).may_slide(0)
+
+
+def test_a_period_leaves_every_nth_layer_without_a_window(path: Path) -> None:
+    header = header_of(path, SIZES | {"attention.sliding_window_pattern": 3})
+    assert [header.may_slide(layer) for layer in range(6)] == [True, True, False] * 2
+
+
+def test_a_pattern_may_name_the_layers(path: Path) -> None:
+    pattern = array("toy.attention.sliding_window_pattern", 7, 2, b"\0\1")
+    assert [header_of(path, SIZES, pattern).may_slide(layer) for layer in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_known_architecture_has_its_period_without_saying(path: Path) -> None:
+    header = read(path, GGUFFile((text("general.architecture", "gemma3"),)).to_bytes())
+    assert [header.may_slide(layer) for layer in (0, 4, 5, 6, 11)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
 # --- a real file ---------------------------------------------------------------------------
 
 

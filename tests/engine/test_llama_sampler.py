@@ -31,7 +31,7 @@ def samplers() -> Iterator[Samplers]:
 
 
 def pick(samplers: Samplers, seq_id: int, logits: NDArray[np.float32]) -> Sampled:
-    (sampled,) = samplers.sample((seq_id,), logits[np.newaxis])
+    (sampled,) = samplers.sample((seq_id,), logits[np.newaxis]).sampled
     return sampled
 
 
@@ -56,7 +56,7 @@ def test_a_bad_row_leaves_the_others_alone(samplers: Samplers) -> None:
     for seq_id in range(3):
         samplers.open(seq_id, Sampling(temperature=float(seq_id)), ())
     rows = np.stack([row({3: 90.0}), row({3: math.nan}), row({7: 90.0})])
-    first, second, third = samplers.sample((0, 1, 2), rows)
+    first, second, third = samplers.sample((0, 1, 2), rows).sampled
     assert isinstance(second, SampleFault)
     assert (first, third) == (3, 7)
 

@@ -22,10 +22,19 @@ def config(
     n_ctx: int = 512,
     n_cells: int = 0,
     n_batch: int = 2048,
+    n_ubatch: int = 512,
     kv: Literal["auto", "split", "unified"] = "auto",
+    swa_full: bool = False,
 ) -> EngineConfig:
     return EngineConfig(
-        model="", n_slots=n_slots, n_ctx=n_ctx, n_cells=n_cells, n_batch=n_batch, kv=kv
+        model="",
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=n_cells,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        kv=kv,
+        swa_full=swa_full,
     )
 
 
@@ -92,6 +101,39 @@ def test_there_is_a_thread_for_every_core_that_we_may_use() -> None:
 def test_the_cache_is_as_large_as_all_its_cells() -> None:
     shape = plan_shape(config(n_slots=3, n_ctx=300), header(n_embd=64))
     assert kv_bytes(shape, header(n_embd=64)) == 3 * 512 * (2 * (64 + 64) * 2)
+
+
+@pytest.mark.parametrize(
+    ("kv", "swa_full", "n_sliding", "window"),
+    [
+        ("split", False, 4 * 768, 500),
+        ("unified", False, 2304, 500),
+        ("split", True, 4 * 2048, 0),
+        ("unified", True, 8192, 500),
+    ],
+)
+def test_a_sliding_layer_has_cells_for_the_window_and_a_pass(
+    kv: Literal["split", "unified"], swa_full: bool, n_sliding: int, window: int
+) -> None:
+    shape = plan_shape(config(n_ctx=2048, n_ubatch=256, kv=kv, swa_full=swa_full), header())
+    assert (shape.n_sliding(500), shape.window(500)) == (n_sliding, window)
+
+
+@pytest.mark.parametrize("n_swa", [0, 512, 4096])
+def test_a_window_that_no_slot_outgrows_is_none(n_swa: int) -> None:
+    assert plan_shape(config(n_ctx=512, n_ubatch=64), header()).window(n_swa) == 0
+
+
+def test_a_window_that_fits_with_a_pass_into_the_context_forgets_nothing() -> None:
+    assert plan_shape(config(n_ctx=1024, n_ubatch=512), header()).window(512) == 0
+
+
+def test_the_cache_is_smaller_where_layers_slide() -> None:
+    sliding = {"toy.attention.sliding_window": 256, "toy.attention.sliding_window_pattern": 2}
+    toy = header()
+    toy = GGUFHeader(0, 3, "toy", 0, dict(toy.metadata) | sliding)
+    shape = plan_shape(config(n_ctx=2048, n_ubatch=256), toy)
+    assert kv_bytes(shape, toy) == 4 * (2048 + 512) * (64 + 64) * 2
 
 
 def test_a_cache_larger_than_memory_is_refused_with_both_sizes() -> None:

@@ -1,6 +1,9 @@
 from collections.abc import Iterator
+from functools import partial
+from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from runnerd.core.prompt import Group, Part, Prompt, TextPart, TokensPart, media_key
 from runnerd.engine.base import Engine, EngineConfig
@@ -8,9 +11,10 @@ from runnerd.engine.reference import ReferenceEngine, ReferenceOptions, parse_op
 from runnerd.engine.reference.media import Medium
 from runnerd.engine.reference.tokenizer import BOS, END, IM_END, IM_START
 from runnerd.errors import BadModel, ConfigError, InvalidRequest, LoadCancelled, OutOfMemory
-from tests.engine.contract import EngineContract
+from tests.engine.contract import EngineContract, MemoryContract
+from tests.engine.contract_adapters import TINY, AdapterContract
 from tests.engine.driving import MakeEngine
-from tests.engine.reference_builders import reference, special
+from tests.engine.reference_builders import SMALL, reference, special
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,40 @@ def engine(make_engine: MakeEngine) -> Iterator[Engine]:
 
 class TestReferenceContract(EngineContract):
     pass
+
+
+KINDS = {
+    "plain": SMALL,
+    "window": replace(SMALL, window=24),
+    "window with spare cells": replace(SMALL, window=24, spare=10),
+    "window everywhere": replace(SMALL, window=24, full_layers=0),
+    "recurrent": replace(SMALL, layers=1, recurrent=True),
+    "hybrid": replace(SMALL, recurrent=True),
+    "hybrid with a window": replace(SMALL, layers=3, recurrent=True, window=24),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv", ["split", "unified"])
+class TestKindsOfReference(MemoryContract):
+    @pytest.fixture
+    @staticmethod
+    def make_engine(kind: str, kv: Literal["split", "unified"]) -> MakeEngine:
+        return partial(reference, KINDS[kind], kv=kv, n_ubatch=16)
+
+    @pytest.fixture
+    @staticmethod
+    def engine(make_engine: MakeEngine) -> Iterator[Engine]:
+        with make_engine() as engine:
+            yield engine
+
+
+class TestReferenceAdapters(AdapterContract):
+    @pytest.fixture
+    @staticmethod
+    def adapted() -> Iterator[Engine]:
+        with reference(adapters=(TINY,)) as engine:
+            yield engine
 
 
 # --- tokens and images ---------------------------------------------------------------------

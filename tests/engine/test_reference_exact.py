@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerd.core.batch import KVRemove, KVShift, Sampling, Span
+from runnerd.core.batch import Adapter, KVRemove, KVShift, Sampling, Span
+from runnerd.engine.base import Pooling
 from runnerd.engine.reference import ReferenceOptions
 from tests.engine.driving import generate_alone
 from tests.engine.oracle import Oracle
@@ -22,14 +23,24 @@ from tests.engine.reference_builders import (
 )
 
 ONE_LAYER = ReferenceOptions(layers=1, dim=16, heads=2)
-WINDOW = ReferenceOptions(layers=2, dim=16, heads=2, window=5)
+WINDOW = ReferenceOptions(layers=2, dim=16, heads=2, window=5, full_layers=0)
+MIXED = ReferenceOptions(layers=3, dim=16, heads=2, window=5, recurrent=True)
+RECURRENT = ReferenceOptions(layers=1, dim=16, heads=2, recurrent=True)
 PROMPTS = (b"the cat sat", b"on", b"a mat, and there it stayed")
 
 
 @pytest.mark.parametrize(
     "options",
-    [ReferenceOptions(layers=0, dim=16), ONE_LAYER, SMALL, WINDOW, ReferenceOptions(seed=9)],
-    ids=["no layers", "one layer", "two layers", "window", "defaults"],
+    [
+        ReferenceOptions(layers=0, dim=16),
+        ONE_LAYER,
+        SMALL,
+        WINDOW,
+        MIXED,
+        RECURRENT,
+        ReferenceOptions(seed=9),
+    ],
+    ids=["no layers", "one layer", "two layers", "window", "mixed", "recurrent", "defaults"],
 )
 @pytest.mark.parametrize(
     "text",
@@ -143,7 +154,8 @@ def test_a_shift_there_and_back_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize(("window", "is_seen"), [(0, True), (6, True), (5, False), (1, False)])
 def test_a_row_sees_what_is_less_than_the_window_behind_it(window: int, is_seen: bool) -> None:
-    with reference(ReferenceOptions(layers=1, window=window)) as engine:
+    options = ReferenceOptions(layers=1, window=window, full_layers=0)
+    with reference(options) as engine:
         open_greedy(engine, 0, 1)
         first, second = (
             feed_tokens(engine, text, 0, slot_id)
@@ -178,3 +190,57 @@ def test_without_layers_a_generation_never_ends_by_itself() -> None:
 def test_the_end_bias_makes_ends_likely_or_not(end_bias: int, ends: bool) -> None:
     with reference(ReferenceOptions(end_bias=end_bias)) as engine:
         assert any(map(engine.is_end, generate_alone(engine, b"Hello", 200))) == ends
+
+
+# --- adapters and embeddings ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [ReferenceOptions(layers=0, dim=16), SMALL, MIXED])
+def test_logits_with_adapters_equal_the_oracle(options: ReferenceOptions) -> None:
+    adapters = (Adapter("one", 0.5), Adapter("two", -2.0))
+    prompt = special("some text <image:3:red>.")
+    with reference(options, adapters=("two", "one")) as engine:
+        open_greedy(engine, 0, 1)
+        plain = feed(engine, prompt, 1)
+        engine.use_adapters(adapters)
+        adapted = feed(engine, prompt)
+    assert adapted == Oracle(options, adapters).feed_prompt(prompt)
+    assert adapted != plain
+
+
+def test_what_was_stored_with_an_adapter_is_not_what_is_stored_without() -> None:
+    with reference(adapters=("one",)) as engine:
+        open_greedy(engine, 0, 1)
+        feed_tokens(engine, b"the cat", 0)
+        engine.use_adapters((Adapter("one"),))
+        feed_tokens(engine, b"the cat", 0, slot_id=1)
+        engine.use_adapters(())
+        assert feed_tokens(engine, b"!", 7) != feed_tokens(engine, b"!", 7, slot_id=1)
+
+
+def test_an_adapter_that_is_not_loaded_is_a_bug() -> None:
+    with reference(adapters=("one",)) as engine, pytest.raises(AssertionError, match="'two'"):
+        engine.use_adapters((Adapter("one"), Adapter("two")))
+
+
+@pytest.mark.parametrize("options", [ReferenceOptions(layers=0, dim=16), SMALL, MIXED])
+@pytest.mark.parametrize("pooling", ["model", "mean", "last"])
+def test_embeddings_together_equal_those_alone_to_the_last_bit(
+    options: ReferenceOptions, pooling: Pooling
+) -> None:
+    inputs = [tuple(text) for text in PROMPTS]
+    with reference(options, adapters=("one",)) as engine:
+        together = engine.embed(inputs, pooling)
+        engine.use_adapters((Adapter("one"),))
+        alone = [engine.embed([tokens], pooling)[0].tolist() for tokens in inputs]
+    assert together.tolist() == alone
+
+
+def test_the_longest_input_of_an_embedding_is_that_of_the_configuration() -> None:
+    with reference(n_embed=9) as engine:
+        assert engine.model.n_embed == 9
+        engine.embed([(65,) * 9], "mean")
+        with pytest.raises(AssertionError, match="10 tokens, n_embed is 9"):
+            engine.embed([(65,) * 4, (65,) * 6], "mean")
+    with reference(n_ubatch=32) as engine:
+        assert engine.model.n_embed == 32

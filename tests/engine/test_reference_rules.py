@@ -206,7 +206,7 @@ def test_nan_logits_are_the_fault_of_one_sequence(sampling: Sampling, by_option:
             engine.faults.nan_for(1)
         engine.apply([SamplerOpen(seq_id, sampling) for seq_id in range(3)])
         spans = [Span(seq_id, seq_id, 0, HI, wants_logits=True) for seq_id in range(3)]
-        first, second, third = engine.decode(token_batch(*spans))
+        first, second, third = engine.decode(token_batch(*spans)).sampled
         assert isinstance(second, SampleFault)
         assert isinstance(first, int)
         assert first == third

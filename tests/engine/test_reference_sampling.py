@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runnerd.core.batch import SampleFault, Sampling
-from runnerd.engine.reference.sampling import Sampler, draw, sample_greedy
+from runnerd.engine.reference.grammar import Literals
+from runnerd.engine.reference.sampling import Sampler, draws, sample_greedy
 
 Floats = NDArray[np.float64]
 
@@ -71,21 +72,33 @@ def test_a_token_at_minus_infinity_is_never_drawn() -> None:
     assert choices(Sampling(temperature=5.0), row) == {0, 2}
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_only_plain_temperature_0_is_greedy(temperature: float) -> None:
-    assert Sampler(Sampling(temperature=temperature)).is_greedy
-    assert not Sampler(Sampling(temperature=temperature, repeat_penalty=1.1)).is_greedy
-    assert not Sampler(Sampling(temperature=0.1)).is_greedy
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.1),
+        Sampling(repeat_penalty=1.1),
+        Sampling(dry_multiplier=0.8),
+        Sampling(logit_bias=((0, 1.0),)),
+        Sampling(ignore_end=True),
+        Sampling(n_logprobs=0),
+        Sampling(constraint=Literals((b"a",))),
+    ],
+)
+def test_only_plain_temperature_0_is_greedy(sampling: Sampling) -> None:
+    assert not Sampler(sampling).is_greedy
+    assert Sampler(Sampling(top_k=3, xtc_probability=0.5, mirostat=2)).is_greedy
+    assert Sampler(Sampling(temperature=-1.0)).is_greedy
 
 
 # --- drawing -------------------------------------------------------------------------------
 
 
 def test_a_draw_depends_on_seed_and_count_alone() -> None:
-    drawn = [draw(seed, n) for seed in (0, 1, 2**64 - 1) for n in range(3)]
-    assert drawn == [draw(seed, n) for seed in (0, 1, 2**64 - 1) for n in range(3)]
-    assert len(set(drawn)) == 9
-    assert all(0 <= x < 1 for x in drawn)
+    keys = [(seed, n) for seed in (0, 1, 2**64 - 1) for n in range(3)]
+    drawn = [draws(*key) for key in keys]
+    assert drawn == [draws(*key) for key in keys]
+    assert len({x for pair in drawn for x in pair}) == 18
+    assert all(0 <= x < 1 for pair in drawn for x in pair)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:

@@ -1,7 +1,7 @@
 """A context: the KV cache of all slots, and forward passes over it.
 
-llama.cpp calls a slot's number `seq_id`. The next position of a slot is always one after the
-last one stored; that, and every bound whose breach ends the process, is checked before a call.
+The next position of a slot is always one after the last one stored; that, and every bound whose
+breach ends the process, is checked before a call.
 """
 
 import ctypes
@@ -10,17 +10,24 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runnerd.core.batch import Limits, Span
+from runnerd.core.batch import Adapters, Limits, Span
 from runnerd.engine.base import EngineConfig
+from runnerd.engine.llama.abort import AbortSwitch
 from runnerd.engine.llama.library import check_decode, lib, quiet_load
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
-from runnerd.errors import BadModel, EngineBroken, OutOfMemory
+from runnerd.engine.llama.slots import SlotCells
+from runnerd.errors import BadModel, DecodeAborted, OutOfMemory
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+ABORTED = 2  # llama_decode: the rows of earlier passes within the batch are stored
 
 Logits = npt.NDArray[np.float32]
+
+
+class KeepsNoCells(BadModel):
+    """The model has no KV cache: it reads a text as a whole, and generates none."""
 
 
 class LlamaContext:
@@ -39,21 +46,17 @@ class LlamaContext:
                 f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {'; '.join(errors)}"
             )
         self._handle = handle
-        self._memory: int | None = lib.llama_get_memory(handle)
-        if self._memory is None:
+        memory: int | None = lib.llama_get_memory(handle)
+        if memory is None:
             lib.llama_free(handle)
-            raise BadModel("the model keeps no KV cache")
-        self.limits = Limits(
-            n_slots=shape.n_slots,
-            n_ctx=shape.n_ctx,
-            n_cells=shape.n_cells,
-            n_batch=lib.llama_n_batch(handle),
-            n_ubatch=lib.llama_n_ubatch(handle),
-            can_shift=lib.llama_memory_can_shift(self._memory),
-        )
+            raise KeepsNoCells("the model keeps no KV cache")
+        self.limits = _limits(model, shape, handle, memory)
+        self.cells = SlotCells(handle, memory, self.limits)
+        self.abort = AbortSwitch(handle)
+        self._model = model
+        self._adapters: Adapters = ()
         self._n_vocab = model.vocabulary.n_tokens
         self._rows = RowArrays(self.limits.n_batch, self._n_vocab, shape.n_slots)
-        self._n_past = [0] * shape.n_slots
         self._logits_at = 0
         self._logits: Logits = np.empty((0, self._n_vocab), np.float32)
 
@@ -65,41 +68,35 @@ class LlamaContext:
             until the next pass.
 
         Raises:
-            NoKVSlot, EngineBroken: as `Engine.decode` says.
+            NoKVSlot, DecodeAborted, EngineBroken: as `Engine.decode` says.
         """
         n_outputs = self._rows.fill(spans)
-        n_past = self._n_past.copy()
+        n_past = self.cells.n_past.copy()
         for span in spans:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        check_decode(lib.llama_decode(self._handle, self._rows.batch))
-        self._n_past = n_past
+        code: int = lib.llama_decode(self._handle, self._rows.batch)
+        if code == ABORTED:
+            raise DecodeAborted(self.cells.take_stock(spans))
+        check_decode(code)
+        self.cells.n_past = n_past
         if n_outputs == 0:
             lib.llama_synchronize(self._handle)
             return self._logits[:0]
         return self._outputs(n_outputs)
 
-    def remove(self, slot_id: int, p0: int, p1: int | None) -> None:
-        """Forget the positions [p0, p1) of a slot."""
-        self._check_slot(slot_id)
-        if not lib.llama_memory_seq_rm(self._memory, slot_id, p0, _end(p1)):
-            raise EngineBroken(f"slot {slot_id} cannot forget the positions [{p0}, {p1})")
-        self._read_n_past(slot_id)
-
-    def shift(self, slot_id: int, p0: int, p1: int | None, delta: int) -> None:
-        """Move the positions [p0, p1) of a slot."""
-        self._check_slot(slot_id)
-        assert self.limits.can_shift, "this model's positions cannot be shifted"
-        lib.llama_memory_seq_add(self._memory, slot_id, p0, _end(p1), delta)
-        self._read_n_past(slot_id)
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Let decodes run with these adapters from now on; a change costs the next one time."""
+        if adapters != self._adapters:
+            self._model.adapters.apply(self._handle, adapters)
+            self._adapters = adapters
 
     def warm_up(self, token: int) -> None:
         """Run the two shapes that every daemon meets first, and forget them."""
         for n_slots in (1, self.limits.n_slots):
             self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
-            lib.llama_memory_clear(self._memory, False)
-            self._n_past = [0] * self.limits.n_slots
+            self.cells.clear()
 
     def close(self) -> None:
         """Free the context."""
@@ -114,11 +111,23 @@ class LlamaContext:
             self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)
         return self._logits[:n_outputs]
 
-    def _read_n_past(self, slot_id: int) -> None:
-        self._n_past[slot_id] = lib.llama_memory_seq_pos_max(self._memory, slot_id) + 1
 
-    def _check_slot(self, slot_id: int) -> None:
-        assert 0 <= slot_id < self.limits.n_slots, f"slot {slot_id} of {self.limits.n_slots}"
+def _limits(model: LlamaModel, shape: ContextShape, handle: int, memory: int) -> Limits:
+    can_rewind = not model.is_recurrent
+    window = shape.window(model.n_swa)
+    # A shift leaves holes, and what is put there makes sliding layers forget out of turn.
+    slides = 0 < model.n_swa < shape.n_ctx
+    return Limits(
+        n_slots=shape.n_slots,
+        n_ctx=shape.n_ctx,
+        n_cells=shape.n_cells,
+        n_batch=lib.llama_n_batch(handle),
+        n_ubatch=lib.llama_n_ubatch(handle),
+        can_shift=can_rewind and not slides and lib.llama_memory_can_shift(memory),
+        is_unified=shape.unified,
+        window=window,
+        can_rewind=can_rewind,
+    )
 
 
 def _params(shape: ContextShape, flash_attention: int) -> ctypes.Structure:
@@ -132,11 +141,6 @@ def _params(shape: ContextShape, flash_attention: int) -> ctypes.Structure:
     params.n_threads = params.n_threads_batch = shape.n_threads
     params.flash_attn_type = flash_attention
     params.kv_unified = shape.unified
-    # A cache of the sliding window only would answer a reused prefix wrongly, without an error.
-    params.swa_full = True
+    params.swa_full = shape.swa_full
     params.no_perf = True
     return params
-
-
-def _end(p1: int | None) -> int:
-    return -1 if p1 is None else p1

@@ -21,6 +21,8 @@ MetaValue = Scalar | tuple[int | float, ...]
 MAX_ARRAY = 1024  # per-layer lists are kept
 MAX_ENTRIES = 1 << 17  # tensors, or keys
 MAX_DIMS = 4  # GGML_MAX_DIMS
+# Of architectures whose files need not say it; as llama.cpp sets them in load_arch_hparams.
+_SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}
 F16_BYTES = 2
 
 _STRING, _ARRAY = 8, 9
@@ -57,13 +59,18 @@ class GGUFHeader:
         return value if isinstance(value, int) else None
 
     def kv_bytes_per_input(self) -> int | None:
-        """Return what one cell of the KV cache takes at least, at f16, over all layers.
+        """Return what one cell of the KV cache takes at least over all layers, at f16."""
+        per_layer = self.kv_bytes_per_layer()
+        return None if per_layer is None else sum(per_layer)
+
+    def kv_bytes_per_layer(self) -> tuple[int, ...] | None:
+        """Return what one cell of the KV cache takes at least, at f16, of each layer.
 
         Exact for plain keys and values. Latent attention is taken to keep keys alone, and of
         two sizes of heads (of layers with a sliding window, and of others) the smaller counts.
         None where the metadata does not tell, or layers keep recurrent state.
         """
-        recurrent = (".ssm.", ".full_attention_interval")
+        recurrent = (".ssm.", ".full_attention_interval", ".wkv.", ".shortconv.", ".kda.")
         if any(word in key for key in self.metadata for word in recurrent):
             return None
         n_layers, n_heads = self.number("block_count"), self.number("attention.head_count")
@@ -71,19 +78,33 @@ class GGUFHeader:
         default = n_embd // n_heads if n_embd is not None and n_heads else None
         key = self._least("attention.key_length", default)
         value = self._least("attention.value_length", default)
-        if n_layers is None or key is None or value is None:
+        if n_layers is None or n_layers > MAX_ARRAY or key is None or value is None:
             return None
         if self.number("attention.key_length_mla"):
             value = 0
         n_own = max(0, n_layers - (self.number("attention.shared_kv_layers") or 0))
         match self.metadata.get(f"{self.architecture}.attention.head_count_kv", n_heads):
             case tuple(per_layer):
-                n_kv_heads = int(sum(per_layer[:n_own]))
+                n_kv_heads = tuple(map(int, per_layer[:n_own]))
             case int(every_layer):
-                n_kv_heads = n_own * every_layer
+                n_kv_heads = (every_layer,) * n_own
             case _:
                 return None
-        return n_kv_heads * (key + value) * F16_BYTES
+        return tuple(n * (key + value) * F16_BYTES for n in n_kv_heads)
+
+    def may_slide(self, layer: int) -> bool:
+        """Whether a layer may have a sliding window, if the model has one.
+
+        A period n says that all but each n-th layer do. Where nothing is said, all may.
+        """
+        period = _SLIDING_PERIODS.get(self.architecture, 0)
+        match self.metadata.get(f"{self.architecture}.attention.sliding_window_pattern", period):
+            case tuple(per_layer) if layer < len(per_layer):
+                return bool(per_layer[layer])
+            case int(period) if period > 0:
+                return layer % period < period - 1
+            case _:
+                return True
 
     def _least(self, name: str, default: int | None) -> int | None:
         sizes = (self.number(name) or default, self.number(f"{name}_swa"))

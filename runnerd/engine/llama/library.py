@@ -21,7 +21,7 @@ except ImportError as err:
 except (OSError, RuntimeError) as err:  # the package is there, its shared library does not load
     raise ConfigError(f"llama-cpp-python does not load: {err}") from err
 
-__all__ = ["check_decode", "lib", "quiet_load"]
+__all__ = ["check_decode", "lib", "muted", "quiet_load"]
 
 INFO, ERROR, CONTINUED = 2, 4, 5  # ggml_log_level
 STDERR = 2
@@ -47,6 +47,8 @@ _load_log = _LoadLog()
 # llama.cpp may call it as long as the process lives, so it is never freed.
 _load_callback = lib.llama_log_callback(_load_log)
 _native_callback = lib.llama_log_callback()  # NULL: llama.cpp writes to stderr by itself
+# A function that does nothing with whatever it is given, and takes no GIL for it.
+_no_callback = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
 
 
 def _use_native_log() -> None:
@@ -73,8 +75,18 @@ def quiet_load() -> Iterator[deque[str]]:
         _use_native_log()
 
 
+@contextmanager
+def muted() -> Iterator[None]:
+    """Keep off stderr what llama.cpp says of a call, which is to fail or of no interest."""
+    lib.llama_log_set(_no_callback, ctypes.c_void_p())
+    try:
+        yield
+    finally:
+        _use_native_log()
+
+
 def check_decode(code: int) -> None:
-    """Raise what a return code of llama_decode means.
+    """Raise what a return code of llama_decode means, other than that it was stopped.
 
     Raises:
         NoKVSlot: the cache has no room; it is as it was.
@@ -87,8 +99,6 @@ def check_decode(code: int) -> None:
             return
         case 1:
             raise NoKVSlot("the KV cache has no room for the batch")
-        case 2:
-            raise EngineBroken("llama_decode was aborted")
         case -1:
             raise AssertionError("llama_decode refused the batch as invalid")
         case _:

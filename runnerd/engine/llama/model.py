@@ -1,10 +1,11 @@
 """The weights: loaded with progress, able to stop, and described for clients."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from runnerd.engine.base import LoadProgress, ModelInfo
+from runnerd.engine.llama.adapters import LoraAdapters
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.library import lib, quiet_load
 from runnerd.engine.llama.vocabulary import Vocabulary
@@ -16,10 +17,19 @@ LOAD_MMAP = 1
 
 
 class LlamaModel:
-    """A loaded model. Free its samplers and contexts first."""
+    """A loaded model and its adapters. Free its samplers and contexts first.
 
-    def __init__(self, handle: int, path: str, architecture: str) -> None:
+    `n_swa`: some layers see only the last so many positions; 0: all see all. `is_recurrent`: some
+    layers keep a state instead of cells.
+    """
+
+    def __init__(self, handle: int, path: str, architecture: str, adapters: LoraAdapters) -> None:
         self.handle = handle
+        self.adapters = adapters
+        self.n_swa: int = lib.llama_model_n_swa(handle)
+        self.is_recurrent: bool = lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(
+            handle
+        )
         self.vocabulary = Vocabulary(handle)
         template: bytes | None = lib.llama_model_chat_template(handle, None)
         self.description = ModelInfo(
@@ -32,10 +42,13 @@ class LlamaModel:
             chat_template=(template or b"").decode(errors="replace"),
             bos_token=self.vocabulary.bos,
             end_tokens=self.vocabulary.end_tokens,
+            eos_token=self.vocabulary.eos,
+            adapters=adapters.names,
         )
 
     def close(self) -> None:
         """Free the weights."""
+        self.adapters.close()
         lib.llama_model_free(self.handle)
 
 
@@ -70,11 +83,14 @@ class Phases:
             raise self._error
 
 
-def load_model(path: str, header: GGUFHeader, phases: Phases) -> LlamaModel:
-    """Load the weights.
+def load_model(
+    path: str, header: GGUFHeader, phases: Phases, adapters: Iterable[tuple[str, str]] = ()
+) -> LlamaModel:
+    """Load the weights, and adapters by name and path.
 
     Raises:
-        BadModel: llama.cpp cannot run the file, or it is of a kind that is not served.
+        BadModel: llama.cpp cannot run a file, or it is of a kind that is not served.
+        ModelMissing: there is no file for an adapter.
         LoadCancelled: `progress` said so.
     """
     params = lib.llama_model_default_params()
@@ -83,21 +99,22 @@ def load_model(path: str, header: GGUFHeader, phases: Phases) -> LlamaModel:
     params.progress_callback = callback
     with quiet_load() as errors:
         handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
+    loaded = LoraAdapters()
     try:
         phases.check()
         if handle is None:
             raise BadModel(f"{path}: llama.cpp cannot load it: {'; '.join(errors)}")
         _check_kind(path, handle, header.architecture)
-        return LlamaModel(handle, path, header.architecture)
+        loaded.load(handle, header.architecture, adapters)
+        return LlamaModel(handle, path, header.architecture, loaded)
     except BaseException:
+        loaded.close()
         if handle is not None:
             lib.llama_model_free(handle)
         raise
 
 
 def _check_kind(path: str, handle: int, architecture: str) -> None:
-    """Refuse models whose cache cannot forget the end of a sequence, or that generate no text."""
-    if lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
-        raise BadModel(f"{path}: architecture {architecture!r} keeps recurrent state")
+    """Refuse models that generate no text."""
     if lib.llama_model_has_encoder(handle) or lib.llama_model_is_diffusion(handle):
         raise BadModel(f"{path}: architecture {architecture!r} does not generate token by token")

@@ -63,3 +63,7 @@ class RowArrays:
         self._logits[:n_rows] = outputs
         self.batch.n_tokens = n_rows
         return n_outputs
+
+    def want_all(self) -> None:
+        """Let every row filled have an output: llama.cpp wants that of embeddings."""
+        self._logits[: self.batch.n_tokens] = 1

@@ -1,22 +1,31 @@
-"""Picks tokens with llama.cpp's sampler chains, over one candidate array that all share.
+"""Picks tokens: biases and penalties, then a grammar's word, then llama.cpp's sampler chain.
 
-A private array per sequence, as llama_sampler_sample keeps, is 3 MiB for a large vocabulary
-and makes the sequences push each other out of the CPU's cache.
+A chain sees only the few tokens that can come of it, where they are quickly found; what it picks
+does not depend on that. With a grammar, a token is picked as without one and then tested. If it
+is refused, the sequence picks again from what the grammar allows: of the 256 likeliest tokens
+and the end tokens; if that is nothing, of the 4,096 and 32,768 likeliest, and then of all. So a
+filter such as top-k cuts what is allowed, and a refused token costs a draw.
 """
 
-import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from math import isfinite
+from time import perf_counter, thread_time
 
 import numpy as np
 import numpy.typing as npt
 
 from runnerd.core.batch import Sampled, SampleFault, Sampling
-from runnerd.engine.llama.library import lib
+from runnerd.engine.base import Decoded
+from runnerd.engine.llama.candidates import Candidates, Row, Tokens, best
+from runnerd.engine.llama.chain import Chain, Prototypes, dry_prototype
+from runnerd.engine.llama.grammar import Constraint, Grammar
+from runnerd.engine.llama.sampler_history import Adjustment, Recent
+from runnerd.engine.llama.sampler_logprobs import RawDistribution
+from runnerd.engine.llama.sampler_selection import few
 
-# As llama_token_data.
-CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-MIN_TEMPERATURE = 1e-5  # logits divided by less can overflow; it is greedy long before
+GRAMMAR_TIERS = (256, 4096, 32_768)  # a grammar looks at each token for 0.1 us or more
+MOST_GRAMMAR_S = 2.0  # of CPU for one token; an ambiguous grammar takes longer with each
 
 Rows = npt.NDArray[np.float32]
 
@@ -24,98 +33,140 @@ Rows = npt.NDArray[np.float32]
 class Samplers:
     """The open samplers, by sequence. One call at a time."""
 
-    def __init__(self, n_vocab: int) -> None:
+    def __init__(self, n_vocab: int, end_tokens: Sequence[int] = (), vocab: int = 0) -> None:
         self._n_vocab = n_vocab
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._candidates = np.zeros(n_vocab, CANDIDATE)
-        self._data = self._candidates.ctypes.data_as(lib.llama_token_data_p)
-        self._array = lib.llama_token_data_array()
-        self._chains: dict[int, _Chain | None] = {}
+        self._end_tokens = np.array(end_tokens, np.int32)
+        self._vocab = vocab
+        self._candidates = Candidates(n_vocab)
+        self._scratch: Row = np.empty(n_vocab, np.float32)
+        self._prototypes: Prototypes = {}
+        self._samplers: dict[int, _Sampler] = {}
 
     def open(self, seq_id: int, sampling: Sampling, history: tuple[int, ...]) -> None:
         """Make a sequence's sampler, with the tokens that its penalties look back on."""
-        assert seq_id not in self._chains, f"sequence {seq_id} has a sampler"
-        greedy = sampling.temperature == 0.0 and not sampling.has_penalties
-        self._chains[seq_id] = None if greedy else _Chain(sampling, self._n_vocab, history)
+        assert seq_id not in self._samplers, f"sequence {seq_id} has a sampler"
+        dry = dry_prototype(sampling, self._vocab, self._prototypes)
+        chain = None
+        if dry is not None or sampling.temperature > 0.0:
+            chain = Chain(sampling, self._n_vocab, dry)
+        self._samplers[seq_id] = _Sampler(sampling, chain, self._end_tokens.tolist(), history)
 
     def close(self, seq_id: int) -> None:
         """Free a sequence's sampler."""
-        chain = self._chains.pop(seq_id)
-        if chain is not None:
-            chain.free()
+        self._samplers.pop(seq_id).free()
 
     def close_all(self) -> None:
         """Free every sampler."""
-        for seq_id in tuple(self._chains):
+        for seq_id in tuple(self._samplers):
             self.close(seq_id)
+        self._prototypes.clear()
 
-    def sample(self, seq_ids: Sequence[int], rows: Rows) -> tuple[Sampled, ...]:
+    def sample(self, seq_ids: Sequence[int], rows: Rows) -> Decoded:
         """Pick the next token of each sequence from its row of logits.
 
-        A row that gives no token costs its sequence no draw, and the other rows nothing.
+        A row that gives no token costs the other rows nothing, and its sequence no draw, unless
+        it was its grammar that left nothing. A row is as it was when this returns.
         """
-        likeliest: list[int] = rows.argmax(axis=1).tolist()  # of a NaN, where there is one
-        return tuple(map(self._pick, seq_ids, rows, likeliest))
+        sampled: list[Sampled] = []
+        sampling_s: list[float] = []
+        for seq_id, row in zip(seq_ids, rows, strict=True):
+            began_at = perf_counter()
+            sampled.append(self._pick(self._samplers[seq_id], row))
+            sampling_s.append(perf_counter() - began_at)
+        return Decoded(tuple(sampled), tuple(sampling_s))
 
-    def _pick(self, seq_id: int, row: Rows, likeliest: int) -> Sampled:
+    def _pick(self, sampler: "_Sampler", row: Row) -> Sampled:
+        likeliest = int(row.argmax())  # of a NaN, where there is one
         if not isfinite(row[likeliest]):
             return SampleFault(f"the largest logit is {row[likeliest]}")
-        chain = self._chains[seq_id]
-        if chain is None:
-            return likeliest
-        self._candidates["id"] = self._ids
-        self._candidates["logit"] = row
-        array = self._array
-        array.data, array.size, array.selected, array.sorted = self._data, self._n_vocab, -1, False
-        chain.apply(array)
-        if not 0 <= array.selected < array.size:
-            return SampleFault("the sampler found nothing to choose from")
-        token: int = array.data[array.selected].id
-        chain.accept(token)
+        n_logprobs = sampler.sampling.n_logprobs
+        raw = None if n_logprobs is None else RawDistribution(row, n_logprobs, self._scratch)
+        adjustment = sampler.adjustment
+        with adjustment.applied(row) if adjustment.changes_logits else nullcontext():
+            token = self._choose(sampler, row, likeliest)
+        if isinstance(token, SampleFault):
+            return token
+        sampler.accept(token)
+        return token if raw is None else raw.of(token)
+
+    def _choose(self, sampler: "_Sampler", row: Row, likeliest: int) -> int | SampleFault:
+        if sampler.adjustment.changes_logits:
+            likeliest = int(row.argmax())
+            if not isfinite(row[likeliest]):
+                return SampleFault(f"with biases and penalties the largest is {row[likeliest]}")
+        if sampler.chain is None:
+            token = likeliest
+        else:
+            token = self._draw(sampler.chain, row, few(sampler.sampling, row, sampler.recent.ids))
+        if sampler.grammar is None:
+            return token
+        return self._constrained(sampler, sampler.grammar, row, token)
+
+    def _draw(self, chain: Chain, row: Row, ids: Tokens | None) -> int:
+        n_candidates = self._candidates.put(row, ids)
+        assert n_candidates > 0, "a chain with nothing to choose from"
+        self._candidates.apply(chain.pointer)
+        return self._candidates.selected
+
+    def _constrained(
+        self, sampler: "_Sampler", grammar: Grammar, row: Row, token: int
+    ) -> int | SampleFault:
+        began_at = thread_time()
+        if not grammar.allows(token):
+            allowed = self._allowed(grammar, row)
+            if allowed.size == 0:
+                return SampleFault("the grammar allows no token")
+            if sampler.chain is None:
+                token = int(allowed[row[allowed].argmax()])
+            else:
+                token = self._draw(sampler.chain, row, allowed)
+        if token not in self._end_tokens:
+            grammar.accept(token)
+        took_s = thread_time() - began_at
+        if took_s > MOST_GRAMMAR_S:
+            return SampleFault(f"the grammar took {took_s:.1f} s for a token")
         return token
 
+    def _allowed(self, grammar: Grammar, row: Row) -> Tokens:
+        for n_best in (*GRAMMAR_TIERS, self._n_vocab):
+            ids = best(row, n_best)
+            if n_best < self._n_vocab:
+                ids = np.union1d(ids, self._end_tokens)
+            ids = grammar.among(self._candidates, row, ids)
+            if ids.size:
+                break
+        return ids
 
-class _Chain:
-    """A llama.cpp sampler chain; it owns its links."""
 
-    def __init__(self, sampling: Sampling, n_vocab: int, history: tuple[int, ...]) -> None:
-        self._pointer = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        for link in _links(sampling, n_vocab):
-            assert link, "llama.cpp made no sampler"
-            lib.llama_sampler_chain_add(self._pointer, link)
-        if sampling.has_penalties:
-            for token in history[-sampling.penalty_last_n :]:
-                self.accept(token)
+class _Sampler:
+    """What belongs to one sequence."""
 
-    def apply(self, array: ctypes.Structure) -> None:
-        lib.llama_sampler_apply(self._pointer, ctypes.byref(array))
+    def __init__(
+        self,
+        sampling: Sampling,
+        chain: Chain | None,
+        end_tokens: list[int],
+        history: tuple[int, ...],
+    ) -> None:
+        self.sampling = sampling
+        self.chain = chain
+        self.adjustment = Adjustment(sampling, end_tokens, history)
+        self.recent = Recent(sampling.dry_last_n if sampling.dry_multiplier > 0.0 else 0, history)
+        for token in self.recent:
+            assert chain is not None, "DRY is a link of a chain"
+            chain.accept(token)
+        constraint = sampling.constraint
+        assert constraint is None or isinstance(constraint, Constraint)
+        self.grammar = None if constraint is None else Grammar(constraint)
 
     def accept(self, token: int) -> None:
-        lib.llama_sampler_accept(self._pointer, token)
+        self.adjustment.accept(token)
+        self.recent.push(token)
+        if self.chain is not None:
+            self.chain.accept(token)
 
     def free(self) -> None:
-        lib.llama_sampler_free(self._pointer)
-
-
-def _links(sampling: Sampling, n_vocab: int) -> Iterator[ctypes.c_void_p]:
-    """Make the links that change something, in llama-server's order."""
-    if sampling.has_penalties:
-        yield lib.llama_sampler_init_penalties(
-            n_vocab,
-            sampling.penalty_last_n,
-            sampling.repeat_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-        )
-    if sampling.temperature == 0.0:
-        yield lib.llama_sampler_init_greedy()
-        return
-    if sampling.top_k > 0:
-        yield lib.llama_sampler_init_top_k(sampling.top_k)
-    if sampling.top_p < 1.0:
-        yield lib.llama_sampler_init_top_p(sampling.top_p, 1)
-    if sampling.min_p > 0.0:
-        yield lib.llama_sampler_init_min_p(sampling.min_p, 1)
-    if sampling.temperature != 1.0:
-        yield lib.llama_sampler_init_temp(max(sampling.temperature, MIN_TEMPERATURE))
-    yield lib.llama_sampler_init_dist(sampling.seed)
+        if self.chain is not None:
+            self.chain.free()
+        if self.grammar is not None:
+            self.grammar.free()

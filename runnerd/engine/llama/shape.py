@@ -24,6 +24,34 @@ class ContextShape:
     n_ubatch: int
     n_threads: int
     unified: bool
+    swa_full: bool
+
+    @property
+    def n_streams(self) -> int:
+        """How many runs of cells there are: a slot uses its own, or all share one."""
+        return 1 if self.unified else self.n_slots
+
+    def n_sliding(self, n_swa: int) -> int:
+        """Return the cells of a layer that sees only the last `n_swa` positions.
+
+        Source: llama-kv-cache-iswa.cpp, size_swa.
+        """
+        if self.swa_full:
+            return self.n_ctx_total
+        n_windows = self.n_slots if self.unified else 1
+        n_stream = _rounded(n_swa * n_windows + self.n_ubatch)
+        return min(n_stream * self.n_streams, self.n_ctx_total)
+
+    def window(self, n_swa: int) -> int:
+        """Return `Limits.window` for a model some layers of which see `n_swa` positions.
+
+        A shared run of cells is searched for room from wherever cells were given back last, and
+        what lies behind its window is room: there even a full cache may forget.
+        """
+        if not 0 < n_swa < self.n_ctx:
+            return 0
+        keeps_all = not self.unified and self.n_sliding(n_swa) == self.n_ctx_total
+        return 0 if keeps_all else n_swa
 
 
 def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
@@ -53,7 +81,17 @@ def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
         raise ConfigError(f"batches of {n_batch} rows are less than {n_slots} slots")
     n_threads = config.n_threads or len(os.sched_getaffinity(0))
     n_ubatch = min(config.n_ubatch, n_batch)
-    return ContextShape(n_slots, n_ctx, n_cells, n_ctx_total, n_batch, n_ubatch, n_threads, unified)
+    return ContextShape(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=n_cells,
+        n_ctx_total=n_ctx_total,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_threads=n_threads,
+        unified=unified,
+        swa_full=config.swa_full,
+    )
 
 
 def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
@@ -62,12 +100,12 @@ def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
     Raises:
         OutOfMemory: with the numbers.
     """
-    per_input = header.kv_bytes_per_input()
-    if per_input:
+    n_bytes, per_input = kv_bytes(shape, header), header.kv_bytes_per_input()
+    if n_bytes and per_input:
         check_memory(
             shape.n_slots,
             shape.n_ctx,
-            kv_bytes=per_input * shape.n_ctx_total,
+            kv_bytes=n_bytes,
             bytes_per_ctx=per_input * shape.n_slots,
             step=CELL_STEP,
         )
@@ -75,8 +113,15 @@ def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
 
 def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:
     """Return the size of the whole KV cache at least, where the metadata tells."""
-    per_input = header.kv_bytes_per_input()
-    return None if per_input is None else per_input * shape.n_ctx_total
+    per_layer = header.kv_bytes_per_layer()
+    if per_layer is None:
+        return None
+    n_swa = header.number("attention.sliding_window") or 0
+    n_sliding = shape.n_sliding(n_swa) if n_swa else shape.n_ctx_total
+    return sum(
+        n_bytes * (n_sliding if header.may_slide(layer) else shape.n_ctx_total)
+        for layer, n_bytes in enumerate(per_layer)
+    )
 
 
 def _rounded(n_cells: int) -> int:

@@ -1,7 +1,9 @@
 """A model's vocabulary: text to tokens and back. Only reads, so safe from any thread."""
 
 import ctypes
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import compress, repeat
 
 import numpy as np
@@ -13,6 +15,10 @@ from runnerd.engine.llama.library import lib
 from runnerd.errors import InvalidRequest
 
 MAX_TEXT_BYTES = 1 << 30  # llama.cpp counts in int32, and ends the process on overflow
+# Where names of tokens are looked for, the time grows with the square of how many are found: at
+# most some seconds for so much text at a time.
+MAX_SCANNED_BYTES = 1 << 17
+PIECE_SCANNED_BYTES = 1 << 10  # to call for less costs more than it saves
 PIECE_BYTES = 64  # holds most tokens; a longer one is asked for again
 
 Tokens = npt.NDArray[np.int32]
@@ -26,6 +32,8 @@ class Vocabulary:
         self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         bos: int = lib.llama_vocab_bos(self._vocab)
         self.bos = bos if bos >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
+        eos: int = lib.llama_vocab_eos(self._vocab)
+        self.eos = eos if eos >= 0 else None
         every = range(self.n_tokens)
         ends = compress(every, map(lib.llama_vocab_is_eog, repeat(self._vocab), every))
         self.end_tokens = tuple(ends)
@@ -35,15 +43,21 @@ class Vocabulary:
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
         """Turn a request's parts into inputs, as `Tokenizer.expand` says."""
         inputs: list[int] = []
+        borders: list[int] = []
         for part in joined(parts, self.n_tokens):
             match part:
                 case TextPart(text, special):
+                    if special:
+                        borders.append(len(inputs))
                     inputs.extend(self._tokenize(text, special))
                 case TokensPart(tokens):
                     inputs.extend(tokens)
-        if add_bos and self.bos is not None and inputs[:1] != [self.bos]:
+        n_bos = int(add_bos and self.bos is not None and inputs[:1] != [self.bos])
+        if n_bos and self.bos is not None:
             inputs.insert(0, self.bos)
-        return Prompt(tuple(inputs))
+        return Prompt(
+            tuple(inputs), borders=tuple(n_bos + border for border in borders if border > 0)
+        )
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to the text; none for a control token."""
@@ -64,16 +78,66 @@ class Vocabulary:
             raise InvalidRequest(
                 "prompt", f"text of {len(data)} bytes", f"at most {MAX_TEXT_BYTES} bytes"
             )
+        found: list[int] = []
+        for piece in self._pieces_of(data, special):
+            tokens = self._tokenize_piece(piece, special)
+            if not special:
+                self._refuse_control(tokens)
+            found += tokens.tolist()
+        return found
+
+    @cached_property
+    def _named(self) -> frozenset[bytes]:
+        """The texts of tokens that are looked for in plain text before anything is merged."""
+        every = range(self.n_tokens)
+        attributes = map(lib.llama_vocab_get_attr, repeat(self._vocab), every)
+        return frozenset(
+            lib.llama_vocab_get_text(self._vocab, token)
+            for token, attribute in zip(every, attributes, strict=True)
+            if attribute & lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        )
+
+    @cached_property
+    def _line_end(self) -> re.Pattern[bytes] | None:
+        """Where a text can be cut without its tokens becoming others.
+
+        That is behind line feeds which are tokens by name, as long as no name goes on there.
+        """
+        goes_on = re.compile(rb"\n[^\n]")
+        if b"\n" not in self._named or any(map(goes_on.search, self._named)):
+            return None
+        return re.compile(rb"\n(?!\n)")
+
+    def _pieces_of(self, data: bytes, special: bool) -> Iterator[bytes]:
+        """Cut a long text, where the tokenizer would take too long over all of it.
+
+        Raises:
+            InvalidRequest: there is no place to cut it.
+        """
+        if len(data) <= PIECE_SCANNED_BYTES or not (special or self._named):
+            yield data
+            return
+        start = 0
+        while start < len(data):
+            at = start + PIECE_SCANNED_BYTES
+            end = self._line_end and self._line_end.search(data, at)
+            stop = end.end() if end else len(data)
+            if stop - start > MAX_SCANNED_BYTES:
+                raise InvalidRequest(
+                    "prompt",
+                    f"a text of {stop - start} bytes that cannot be tokenized in pieces",
+                    f"at most {MAX_SCANNED_BYTES} bytes of special text, or in a line",
+                )
+            yield data[start:stop]
+            start = stop
+
+    def _tokenize_piece(self, data: bytes, special: bool) -> Tokens:
         tokens = np.empty(len(data) + 8, np.int32)  # at worst a token per byte
         count = self._tokenize_into(tokens, data, special)
         if count < 0:  # except where the tokenizer's normal form of the text is longer
             tokens = np.empty(-count, np.int32)
             count = self._tokenize_into(tokens, data, special)
-        tokens = tokens[:count]
-        if not special:
-            self._refuse_control(tokens)
-        found: list[int] = tokens.tolist()
-        return found
+        return tokens[:count]
 
     def _tokenize_into(self, tokens: Tokens, data: bytes, special: bool) -> int:
         pointer = tokens.ctypes.data_as(lib.llama_token_p)

@@ -1,45 +1,60 @@
-"""The reference engine: tokenizer, model, cache and samplers behind the `Engine` protocol."""
+"""The reference engine: tokenizer, model, memory and samplers behind the `Engine` protocol."""
 
-import threading
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runnerd.core.batch import (
+    Adapters,
     Batch,
-    BatchKind,
+    CheckpointDrop,
+    CheckpointRestore,
+    CheckpointSave,
     Edit,
+    KVCopy,
     KVRemove,
     KVShift,
     Limits,
-    Sampled,
     SamplerClose,
     SamplerOpen,
 )
 from runnerd.core.prompt import Part, Prompt
-from runnerd.engine.base import EngineConfig, LoadProgress, ModelInfo
-from runnerd.engine.reference.cache import KVCache
+from runnerd.engine.base import (
+    ConstraintKind,
+    Decoded,
+    EngineConfig,
+    LoadProgress,
+    ModelInfo,
+    Pooling,
+    Vectors,
+)
+from runnerd.engine.reference.cache import Memory
+from runnerd.engine.reference.chunks import chunks_of, stored_rows
+from runnerd.engine.reference.edits import Editor
+from runnerd.engine.reference.embedding import POOLINGS, Embedder
 from runnerd.engine.reference.faults import Faults
-from runnerd.engine.reference.ledger import Placement
+from runnerd.engine.reference.forward import Forward
+from runnerd.engine.reference.grammar import compiled
+from runnerd.engine.reference.limits import plan_limits
 from runnerd.engine.reference.model import Model
 from runnerd.engine.reference.options import ReferenceOptions
-from runnerd.engine.reference.sampling import Sampler, sample_greedy
+from runnerd.engine.reference.pace import Pace
+from runnerd.engine.reference.sampling import Samplers
 from runnerd.engine.reference.tokenizer import (
     BOS,
     CHAT_TEMPLATE,
+    END,
     END_TOKENS,
     N_VOCAB,
     ByteTokenizer,
 )
-from runnerd.errors import BadModel, LoadCancelled
+from runnerd.errors import BadModel, DecodeAborted, LoadCancelled
 
 Floats = NDArray[np.float64]
 
-N_CTX = 512  # where the configuration leaves it to the model
 PHASES = ("open", "weights", "context", "warm-up")
 N_FRACTIONS = 4  # progress reports within each phase of loading
 
@@ -49,6 +64,7 @@ class ReferenceEngine:
 
     Raises:
         BadModel: the options say that the load fails.
+        ConfigError: there are fewer cells than a split cache takes.
         LoadCancelled: `progress` returned False.
         OutOfMemory: the KV cache is larger than memory.
     """
@@ -58,16 +74,20 @@ class ReferenceEngine:
     ) -> None:
         self.faults = Faults(options)
         self._options = options
-        self._closed = threading.Event()
+        self._pace = Pace()
         self._load_phase("open", progress)
         if options.fail_load:
             raise BadModel("reference engine: the load is to fail (fail_load=1)")
         self._tokenizer = ByteTokenizer(non_causal=options.non_causal)
-        self._limits = _limits(config, options)
+        self._limits = plan_limits(config, options)
         self._model = Model(options)
         self._load_phase("weights", progress)
-        self._cache = KVCache(self._model, options, self._limits)
-        self._samplers: dict[int, Sampler] = {}
+        self._memory = Memory(options, self._limits)
+        self._editor = Editor(self._memory, self._limits)
+        names = tuple(name for name, _ in config.adapters)
+        self._forward = Forward(self._model, self._memory, names)
+        self._embedder = Embedder(self._model, options, config.n_embed or config.n_ubatch)
+        self._samplers = Samplers()
         self.last_logits: Floats = np.empty((0, N_VOCAB))
         self._load_phase("context", progress)
         self._load_phase("warm-up", progress)
@@ -90,6 +110,11 @@ class ReferenceEngine:
             chat_template=CHAT_TEMPLATE,
             bos_token=BOS,
             end_tokens=END_TOKENS,
+            eos_token=END,
+            adapters=self._forward.names,
+            n_embd=self._options.dim,
+            n_embed=self._embedder.n_embed,
+            poolings=POOLINGS,
         )
 
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
@@ -104,66 +129,101 @@ class ReferenceEngine:
         """See `Tokenizer.is_end`."""
         return self._tokenizer.is_end(token)
 
+    def constrain(self, kind: ConstraintKind, text: str) -> object:
+        """See `Engine.constrain`; grammars are as in `grammar`."""
+        return compiled(kind, text)
+
     def apply(self, edits: Sequence[Edit]) -> None:
-        """See `Engine.apply`. Opening a sampler twice, or closing one not open, is a bug."""
+        """See `Engine.apply`. An edit that makes no sense is an AssertionError."""
+        editor = self._editor
         for edit in edits:
             match edit:
                 case KVRemove(slot_id, p0, p1):
-                    self._cache.remove(slot_id, p0, p1)
+                    editor.remove(slot_id, p0, p1)
                 case KVShift(slot_id, p0, p1, delta):
-                    self._cache.shift(slot_id, p0, p1, delta)
+                    editor.shift(slot_id, p0, p1, delta)
+                case KVCopy(from_slot_id, slot_id, n_pos):
+                    editor.copy(from_slot_id, slot_id, n_pos)
+                case CheckpointSave(checkpoint_id, slot_id):
+                    editor.save(checkpoint_id, slot_id)
+                case CheckpointRestore(checkpoint_id, slot_id, n_pos):
+                    editor.restore(checkpoint_id, slot_id, n_pos)
+                case CheckpointDrop(checkpoint_id):
+                    editor.checkpoints.drop(checkpoint_id)
                 case SamplerOpen(seq_id, sampling, history):
-                    assert seq_id not in self._samplers, f"sampler {seq_id} is open"
-                    self._samplers[seq_id] = Sampler(sampling, history)
+                    self._samplers.open(seq_id, sampling, history)
                 case SamplerClose(seq_id):
-                    assert seq_id in self._samplers, f"sampler {seq_id} is not open"
-                    del self._samplers[seq_id]
+                    self._samplers.close(seq_id)
                 case _:
                     assert_never(edit)
+        editor.end()
 
-    def decode(self, batch: Batch) -> tuple[Sampled, ...]:
+    def use_adapters(self, adapters: Adapters) -> None:
+        """See `Engine.use_adapters`. A name that is not loaded is an AssertionError."""
+        self._forward.use_adapters(adapters)
+
+    def decode(self, batch: Batch) -> Decoded:
         """See `Engine.decode`. A batch that breaks the contract is an AssertionError."""
-        started_at = time.monotonic()
-        assert not self._closed.is_set(), "the engine is closed"
+        assert not self._pace.is_closed, "the engine is closed"
         seq_ids = [span.seq_id for span in batch.spans if span.wants_logits]
         for seq_id in seq_ids:
-            assert seq_id in self._samplers, f"sampler {seq_id} is not open"
+            self._samplers.check(seq_id)
         self.faults.before_decode()
-        self.last_logits = self._logits(batch, self._cache.ledger.place(batch))
+        self._memory.ledger.find_room(batch)
+        self.last_logits = self._chunk_by_chunk(batch)
         for output, seq_id in enumerate(seq_ids):
             if self.faults.is_nan(seq_id):
                 self.last_logits[output] = np.nan
-        sampled = sample_greedy(self.last_logits)
-        for output, seq_id in enumerate(seq_ids):
-            sampler = self._samplers[seq_id]
-            if not sampler.is_greedy:
-                sampled[output] = sampler.sample(self.last_logits[output])
-        if self._options.step_ms:
-            self._closed.wait(started_at + self._options.step_ms / 1e3 - time.monotonic())
-        return tuple(sampled)
+        sampled, seconds = self._samplers.sample(seq_ids, self.last_logits)
+        return Decoded(tuple(sampled), tuple(seconds))
+
+    def set_abort(self, wanted: bool, /) -> None:
+        """See `Engine.set_abort`. A decode stops before its next `n_ubatch` rows."""
+        self._pace.set_abort(wanted)
+
+    def oldest(self) -> tuple[int, ...]:
+        """See `Engine.oldest`."""
+        return self._editor.oldest()
+
+    def checkpoint_bytes(self, checkpoint_id: int) -> int:
+        """See `Engine.checkpoint_bytes`."""
+        return self._editor.checkpoints.n_bytes(checkpoint_id)
+
+    def embed(self, inputs: Sequence[Sequence[int]], pooling: Pooling) -> Vectors:
+        """See `Engine.embed`."""
+        return self._embedder.embed(inputs, pooling)
 
     def close(self) -> None:
         """See `Engine.close`. A second call changes nothing; a decode that hangs goes on."""
-        self._closed.set()
+        self._pace.close()
         self.faults.release()
         self._samplers.clear()
 
-    def _logits(self, batch: Batch, placement: Placement) -> Floats:
-        """Return the logits of the rows that want them."""
-        last_rows = accumulate(len(span.inputs) for span in batch.spans)
-        outputs = [
-            row - 1 for row, span in zip(last_rows, batch.spans, strict=True) if span.wants_logits
-        ]
-        positions = np.array(placement.positions)[outputs]
-        if batch.kind is BatchKind.TOKENS:
-            tokens = np.array(placement.inputs)
-            if not self._model.layers:
-                return self._model.logits_of_tokens(tokens[outputs], positions)
-            rows = self._model.embed(tokens)
-        else:
-            rows = np.concatenate([self._model.embed_media(span) for span in batch.spans])
-        rows = self._cache.forward(batch, placement, rows)
-        return self._model.logits(rows[outputs], positions)
+    def _chunk_by_chunk(self, batch: Batch) -> Floats:
+        """Run a batch chunk by chunk; return the logits of the rows that want them."""
+        started_at = time.monotonic()
+        logits = []
+        chunks = chunks_of(batch, self._limits.n_ubatch)
+        for n_done, chunk in enumerate(chunks):
+            if self._options.step_ms:
+                step_s = self._options.step_ms / 1e3
+                self._pace.wait_until(started_at + step_s * (n_done + 1) / len(chunks))
+            if self._pace.is_aborted or self.faults.is_aborted(n_done):
+                n_stored = sum(done.n_rows for done in chunks[:n_done])
+                raise DecodeAborted(self._abandon(batch, chunk, n_stored))
+            logits.append(self._forward.run(chunk))
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
+
+    def _abandon(self, batch: Batch, chunk: Batch, n_stored: int) -> tuple[int | None, ...]:
+        """Leave a chunk, as llama.cpp does, in which it had begun to change states and windows."""
+        if self._limits.can_rewind:
+            self._memory.forget_unstored(chunk)
+            return stored_rows(batch, n_stored)
+        lost = {span.slot_id for span in chunk.spans}
+        for slot_id in lost:
+            self._editor.remove(slot_id, 0, None)
+        stored = zip(batch.spans, stored_rows(batch, n_stored), strict=True)
+        return tuple(None if span.slot_id in lost else n_rows for span, n_rows in stored)
 
     def _load_phase(self, phase: str, progress: LoadProgress) -> None:
         wait_s = self._options.load_ms / 1e3 / len(PHASES) / N_FRACTIONS
@@ -171,17 +231,4 @@ class ReferenceEngine:
             if not progress(phase, done / N_FRACTIONS):
                 raise LoadCancelled(f"reference engine: the load was stopped at {phase}")
             if wait_s and done < N_FRACTIONS:
-                self._closed.wait(wait_s)
-
-
-def _limits(config: EngineConfig, options: ReferenceOptions) -> Limits:
-    n_ctx = config.n_ctx or N_CTX
-    n_all = config.n_slots * n_ctx
-    return Limits(
-        n_slots=config.n_slots,
-        n_ctx=n_ctx,
-        n_cells=min(config.n_cells or options.cells or n_all, n_all),
-        n_batch=config.n_batch,
-        n_ubatch=config.n_ubatch,
-        can_shift=options.shift,
-    )
+                self._pace.wait_until(time.monotonic() + wait_s)

@@ -20,6 +20,7 @@ class Faults:
         self._broken_at = options.broken_at
         self._hang_at = options.hang_at
         self._nan_seq_ids = {options.nan_seq}
+        self._aborted: tuple[int, int] | None = None
 
     def no_kv_slot(self, n_decodes: int = 1) -> None:
         """Let the next decodes find the KV cache full."""
@@ -28,6 +29,14 @@ class Faults:
     def broken_at(self, nth_decode: int) -> None:
         """Break the engine in the nth decode, and in all after it."""
         self._broken_at = nth_decode
+
+    def abort_after(self, n_chunks: int) -> None:
+        """Stop the next decode once so many chunks of its rows are stored, if it has more."""
+        self._aborted = (self._n_decodes + 1, n_chunks)
+
+    def is_aborted(self, n_chunks: int) -> bool:
+        """Whether the decode in progress is to stop after so many chunks."""
+        return self._aborted == (self._n_decodes, n_chunks)
 
     def nan_for(self, seq_id: int) -> None:
         """Make the logits of a sequence NaN from now on."""

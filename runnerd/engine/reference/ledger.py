@@ -1,16 +1,15 @@
-"""Which positions each slot holds, and whether a batch keeps the rules.
+"""Which cells each slot holds, and where; a broken rule is an AssertionError that says which.
 
-A slot's cells lie in the order they were stored, which is the order of their positions.
-llama.cpp aborts the process on many a broken rule; here it is an AssertionError that says which.
+A slot's cells lie in the order they were stored, which is the order of their positions. In a
+unified cache slots can own a cell together; it is in use as long as one of them does.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from runnerd.core.batch import Batch, BatchKind, Limits, Span
-from runnerd.core.prompt import media_key
-from runnerd.engine.reference.media import Medium
+from runnerd.core.batch import Batch, BatchKind, Limits
+from runnerd.engine.reference.rules import check_rows, positions_of
 from runnerd.engine.reference.tokenizer import N_VOCAB
 from runnerd.errors import NoKVSlot
 
@@ -24,63 +23,102 @@ class Placement:
     starts: list[int]
 
 
+@dataclass(slots=True)
+class Held:
+    """What a slot holds, cell by cell: the input, its position, and which cell it is."""
+
+    inputs: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    cell_ids: list[int] = field(default_factory=list)
+
+    @property
+    def n_past(self) -> int:
+        """The position that comes next."""
+        return self.positions[-1] + 1 if self.positions else 0
+
+
 class Ledger:
-    """The cells of every slot: `positions[slot_id]` are those it holds, in order."""
+    """The cells of every slot, by `slot_id`, and how many are in use."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.positions: list[list[int]] = [[] for _ in range(limits.n_slots)]
+        self.slots = [Held() for _ in range(limits.n_slots)]
         self.n_used = 0
+        self._n_made = 0
+        self._n_more_owners: Counter[int] = Counter()  # of the cells that have more than one
+
+    def slot(self, slot_id: int) -> Held:
+        """Return what a slot holds."""
+        assert 0 <= slot_id < self._limits.n_slots, f"slot {slot_id} of {self._limits.n_slots}"
+        return self.slots[slot_id]
 
     def cells(self, slot_id: int, p0: int, p1: int | None) -> slice:
         """Return the cells that hold the positions [p0, p1)."""
-        assert 0 <= slot_id < self._limits.n_slots, f"slot {slot_id} of {self._limits.n_slots}"
+        stored = self.slot(slot_id).positions
         assert 0 <= p0 <= (p0 if p1 is None else p1), f"[{p0}, {p1}) is no range of positions"
-        stored = self.positions[slot_id]
         stop = len(stored) if p1 is None else bisect_left(stored, p1)
         return slice(bisect_left(stored, p0), stop)
 
-    def place(self, batch: Batch) -> Placement:
-        """Give a batch's rows the next cells of their slots.
+    def first_cells(self, slot_id: int, n_pos: int) -> int:
+        """Return how many cells hold the first `n_pos` positions of a slot, all of which it has."""
+        stop = bisect_left(self.slot(slot_id).positions, n_pos)
+        n_held = self.slots[slot_id].positions[stop - 1] + 1 if stop else 0
+        assert n_held == n_pos, f"slot {slot_id}: {n_held} of the first {n_pos} positions"
+        return stop
+
+    def find_room(self, batch: Batch) -> None:
+        """Check a batch as a whole.
 
         Raises:
-            NoKVSlot: there are too few cells over all slots; nothing has changed.
+            NoKVSlot: there are too few cells over all slots.
         """
-        limits = self._limits
+        n_rows, n_cells = check_rows(batch, self._limits), self._limits.n_cells
+        if self.n_used + n_rows > n_cells:
+            raise NoKVSlot(f"{self.n_used} of {n_cells} cells in use, no room for {n_rows} more")
+
+    def place(self, batch: Batch) -> Placement:
+        """Give rows, for which there is room, the next cells of their slots."""
+        n_ctx = self._limits.n_ctx
         placement = Placement([], [], [])
-        n_rows = self._check_rows(batch)
-        if self.n_used + n_rows > limits.n_cells:
-            raise NoKVSlot(
-                f"{self.n_used} of {limits.n_cells} cells in use, no room for {n_rows} more"
-            )
         for span in batch.spans:
-            assert 0 <= span.slot_id < limits.n_slots, f"slot {span.slot_id} of {limits.n_slots}"
+            held = self.slot(span.slot_id)
             assert span.inputs, f"sequence {span.seq_id}: a span without rows"
-            stored = self.positions[span.slot_id]
-            taken = _positions(batch.kind, span, stored[-1] + 1 if stored else 0)
+            taken = positions_of(batch.kind, span, held.n_past)
             placement.inputs.extend(span.inputs)
             placement.positions.extend(taken)
-            placement.starts.append(len(stored))
-            stored.extend(taken)
-            assert len(stored) <= limits.n_ctx > taken[-1], (
-                f"slot {span.slot_id}: {len(stored)} inputs up to position {taken[-1]},"
-                f" n_ctx is {limits.n_ctx}"
+            placement.starts.append(len(held.positions))
+            held.inputs.extend(span.inputs)
+            held.positions.extend(taken)
+            held.cell_ids.extend(self._new_cells(len(taken)))
+            assert len(held.positions) <= n_ctx > taken[-1], (
+                f"slot {span.slot_id}: {len(held.positions)} inputs up to position {taken[-1]},"
+                f" n_ctx is {n_ctx}"
             )
         if batch.kind is BatchKind.TOKENS:
             assert min(placement.inputs) >= 0, f"token {min(placement.inputs)}"
             assert max(placement.inputs) < N_VOCAB, f"token {max(placement.inputs)} of {N_VOCAB}"
-        self.n_used += n_rows
+        self.n_used += len(placement.inputs)
         return placement
 
     def remove(self, slot_id: int, cells: slice) -> None:
         """Forget cells; those after them move up."""
-        del self.positions[slot_id][cells]
-        self.n_used -= cells.stop - cells.start
+        held = self.slots[slot_id]
+        given_up = held.cell_ids[cells]
+        others = [cell_id for cell_id in given_up if cell_id in self._n_more_owners]
+        self._n_more_owners.subtract(others)
+        for cell_id in others:
+            if not self._n_more_owners[cell_id]:
+                del self._n_more_owners[cell_id]
+        self.n_used -= len(given_up) - len(others)
+        del held.inputs[cells], held.positions[cells], held.cell_ids[cells]
 
     def shift(self, slot_id: int, cells: slice, delta: int) -> None:
         """Move the positions of cells, past none that stay."""
         assert self._limits.can_shift, "the cache cannot shift"
-        stored = self.positions[slot_id]
+        held = self.slots[slot_id]
+        n_shared = sum(cell_id in self._n_more_owners for cell_id in held.cell_ids[cells])
+        assert not n_shared, f"slot {slot_id}: {n_shared} cells to shift are others' as well"
+        stored = held.positions
         moved = [position + delta for position in stored[cells]]
         if moved:
             before = stored[cells.start - 1] if cells.start else -1
@@ -91,33 +129,23 @@ class Ledger:
             )
         stored[cells] = moved
 
-    def _check_rows(self, batch: Batch) -> int:
-        n_rows, limits = batch.n_rows, self._limits
-        assert 0 < n_rows <= limits.n_batch, f"{n_rows} rows, n_batch is {limits.n_batch}"
-        if batch.kind is BatchKind.MEDIA_NON_CAUSAL:
-            assert n_rows <= limits.n_ubatch, f"{n_rows} rows, n_ubatch is {limits.n_ubatch}"
-            slot_ids = [span.slot_id for span in batch.spans]
-            # Without a causal mask the rows of one slot all see each other.
-            assert len(set(slot_ids)) == len(slot_ids), f"slots {slot_ids}: one image each"
-        return n_rows
+    def copy(self, from_slot_id: int, slot_id: int, n_pos: int) -> int:
+        """Let an empty slot hold the first positions of another; return how many cells."""
+        source, held = self.slot(from_slot_id), self.slot(slot_id)
+        assert not held.positions, f"slot {slot_id} holds {len(held.positions)} cells already"
+        assert n_pos > 0, f"slot {slot_id}: a copy of nothing"
+        n_copied = self.first_cells(from_slot_id, n_pos)
+        held.inputs[:] = source.inputs[:n_copied]
+        held.positions[:] = source.positions[:n_copied]
+        if self._limits.is_unified:
+            held.cell_ids[:] = source.cell_ids[:n_copied]
+            self._n_more_owners.update(held.cell_ids)
+        else:
+            held.cell_ids[:] = self._new_cells(n_copied)
+            self.n_used += n_copied
+        return n_copied
 
-
-def _positions(kind: BatchKind, span: Span, n_past: int) -> Sequence[int]:
-    """Return the positions of a span's rows.
-
-    A medium's span has the position of the medium's row 0; its rows may share positions.
-    """
-    if kind is BatchKind.TOKENS:
-        assert span.pos == n_past, f"slot {span.slot_id}: row at {span.pos}, next is {n_past}"
-        return range(n_past, n_past + len(span.inputs))
-    medium = Medium.of_id(span.media_id)
-    rows = range(span.row0, span.row0 + len(span.inputs))
-    keys = tuple(media_key(span.media_id, row) for row in rows)
-    assert span.inputs == keys, f"medium {span.media_id}: the inputs are not its rows {rows}"
-    assert 0 <= rows.start < rows.stop <= medium.n_rows, f"{rows} of {medium.n_rows} rows"
-    assert medium.one_pass == (kind is BatchKind.MEDIA_NON_CAUSAL), f"{medium} in a batch {kind}"
-    if medium.one_pass:
-        assert len(rows) == medium.n_rows, f"{rows} of {medium.n_rows} rows that go together"
-    follows = span.pos if span.row0 == 0 else span.pos + medium.offset(span.row0 - 1) + 1
-    assert follows == n_past, f"slot {span.slot_id}: row after {follows}, next is {n_past}"
-    return [span.pos + medium.offset(row) for row in rows]
+    def _new_cells(self, n_cells: int) -> range:
+        start = self._n_made
+        self._n_made += n_cells
+        return range(start, self._n_made)

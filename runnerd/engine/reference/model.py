@@ -6,12 +6,13 @@ Products are brought back to units by `whole`, value by value.
 """
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runnerd.core.batch import Span
+from runnerd.core.batch import Adapters, Span
 from runnerd.engine.reference.options import ReferenceOptions
 from runnerd.engine.reference.tokenizer import BOS, END_TOKENS, IM_START, N_VOCAB
 
@@ -22,6 +23,7 @@ ONE = 256.0
 WEIGHT = 64.0  # unit of the weights
 SPREAD = 3.0  # of the logits: confident enough for transcripts that differ, not for fixed ones
 N_PHASES = 61  # without layers the logits repeat after so many positions; a prime
+ADAPTER_STREAM = 1 << 63  # of random numbers; a medium's id is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,29 @@ class Layer:
     down: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights that adapters change; `table` is what `output` makes of each token alone."""
+
+    layers: tuple[Layer, ...]
+    output: Floats
+    table: Floats
+
+
 class Model:
-    """Weights, and what is computed row by row. Attention is in `cache`."""
+    """Weights, and what is computed row by row. Attention is in `cache`.
+
+    `base` are the weights without adapters.
+    """
 
     def __init__(self, options: ReferenceOptions) -> None:
         self._seed = options.seed
         self._dim = dim = options.dim
         rng = _generator(options.seed, 0)
-        self._embeddings = whole(rng.standard_normal((N_VOCAB, dim)) * ONE)
-        self._output = _weights(rng, dim, N_VOCAB, SPREAD)
-        self._bias = _readable(options.end_bias if options.layers else None)
-        self.layers = tuple(
+        self.embeddings = whole(rng.standard_normal((N_VOCAB, dim)) * ONE)
+        output = _weights(rng, dim, N_VOCAB, SPREAD)
+        self.bias = _readable(options.end_bias if options.layers else None)
+        layers = tuple(
             Layer(
                 query=_weights(rng, dim, dim, 2.0),
                 key=_weights(rng, dim, dim),
@@ -57,19 +71,30 @@ class Model:
             )
             for _ in range(options.layers)
         )
-        # Without layers a row's logits depend on its token and its position: two tables.
-        self._table = self._project(self._embeddings)
-        self._phases = whole(rng.standard_normal((N_PHASES, N_VOCAB)) * ONE * SPREAD) / ONE
+        self.base = Weights(layers, output, self._project(self.embeddings, output))
+        self.phases = whole(rng.standard_normal((N_PHASES, N_VOCAB)) * ONE * SPREAD) / ONE
 
     @property
     def n_params(self) -> int:
         """How many weights there are."""
         per_layer = 8 * self._dim**2
-        return self._embeddings.size + self._output.size + per_layer * len(self.layers)
+        return self.embeddings.size + self.base.output.size + per_layer * len(self.base.layers)
+
+    def adapted(self, adapters: Adapters) -> Weights:
+        """Return the weights with adapters applied: other values to store, another output."""
+        layers, output = list(self.base.layers), self.base.output
+        for adapter in adapters:
+            digest = blake2b(adapter.name.encode(), digest_size=8).digest()
+            rng = _generator(self._seed, int.from_bytes(digest, "big") | ADAPTER_STREAM)
+            output = output + whole(_weights(rng, self._dim, N_VOCAB, SPREAD) * adapter.scale)
+            for index, layer in enumerate(layers):
+                change = whole(_weights(rng, self._dim, self._dim) * adapter.scale)
+                layers[index] = replace(layer, value=layer.value + change)
+        return Weights(tuple(layers), output, self._project(self.embeddings, output))
 
     def embed(self, tokens: Ints) -> Floats:
         """Return the embedding rows of tokens."""
-        rows: Floats = self._embeddings[tokens]
+        rows: Floats = self.embeddings[tokens]
         return rows
 
     def embed_media(self, span: Span) -> Floats:
@@ -78,18 +103,18 @@ class Model:
         rng = _generator(self._seed, span.media_id)
         return whole(rng.standard_normal((stop, self._dim)) * ONE)[span.row0 :]
 
-    def logits(self, rows: Floats, positions: Ints) -> Floats:
+    def logits(self, weights: Weights, rows: Floats, positions: Ints) -> Floats:
         """Return the logits of rows that have been through the layers."""
-        logits = self._project(rows)
-        return logits if self.layers else logits + self._phases[positions % N_PHASES]
+        logits = self._project(rows, weights.output)
+        return logits if weights.layers else logits + self.phases[positions % N_PHASES]
 
-    def logits_of_tokens(self, tokens: Ints, positions: Ints) -> Floats:
+    def logits_of_tokens(self, weights: Weights, tokens: Ints, positions: Ints) -> Floats:
         """Return what `logits` gives for the embeddings of tokens, if there are no layers."""
-        logits: Floats = self._table[tokens] + self._phases[positions % N_PHASES]
+        logits: Floats = weights.table[tokens] + self.phases[positions % N_PHASES]
         return logits
 
-    def _project(self, rows: Floats) -> Floats:
-        logits: Floats = normalised(rows) @ self._output / (ONE * WEIGHT) + self._bias
+    def _project(self, rows: Floats, output: Floats) -> Floats:
+        logits: Floats = normalised(rows) @ output / (ONE * WEIGHT) + self.bias
         return logits
 
 

@@ -1,5 +1,6 @@
 """The reference engine's options, and their form on a command line: "layers=2,window=8"."""
 
+from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -11,12 +12,23 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Millis = Annotated[int, Meta(ge=0, le=3_600_000)]
 
 
+class LayerKind(Enum):
+    """What a layer knows of earlier inputs."""
+
+    RECURRENT = "one state, made of all of them"
+    SLIDING = "those less than the window behind"
+    FULL = "all of them"
+
+
 class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the model is like, how slow it is, and which faults it has.
 
     `layers` 0: logits come from the last input and its position alone, a step costs next to
     nothing, and no end token is ever generated.
-    `window`: a row sees positions less than this far behind it; 0: all of them.
+    `window`: in all layers but the last `full_layers` a row sees positions less than this far
+    behind it; 0: all of them. Those layers forget what is more than `spare` positions beyond
+    the window, unless the configuration says `swa_full`.
+    `recurrent`: the first layer has a state instead of attention.
     `cells`: of the KV cache over all slots, where the configuration does not say; 0: enough.
     `non_causal` off: the rows of an image see only what is before them.
     `end_bias`: added to the logits of the end tokens, where there are layers.
@@ -30,6 +42,9 @@ class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
     heads: Annotated[int, Meta(ge=1, le=64)] = 4
     seed: Count = 0
     window: Count = 0
+    full_layers: Annotated[int, Meta(ge=0, le=16)] = 1
+    spare: Count = 0
+    recurrent: bool = False
     shift: bool = True
     cells: Count = 0
     non_causal: bool = True
@@ -48,6 +63,20 @@ class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"reference engine: dim={self.dim} must be a multiple of"
                 f" 2 * heads = {2 * self.heads}"
             )
+        if self.recurrent and not self.layers:
+            raise ConfigError("reference engine: recurrent=1 takes a layer, there are layers=0")
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """What each layer is, from the first on."""
+        n_recurrent = int(self.recurrent)
+        n_attending = self.layers - n_recurrent
+        n_full = min(self.full_layers, n_attending) if self.window else n_attending
+        return (
+            (LayerKind.RECURRENT,) * n_recurrent
+            + (LayerKind.SLIDING,) * (n_attending - n_full)
+            + (LayerKind.FULL,) * n_full
+        )
 
 
 def parse_options(text: str) -> ReferenceOptions:

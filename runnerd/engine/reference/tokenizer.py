@@ -31,18 +31,22 @@ class ByteTokenizer:
         """See `Tokenizer.expand`."""
         inputs = [BOS] if add_bos else []
         groups: list[Group] = []
-        for part in joined(parts, N_VOCAB):
+        borders: list[int] = []
+        for index, part in enumerate(joined(parts, N_VOCAB)):
             match part:
                 case TokensPart(tokens):
                     inputs.extend(tokens)
                 case TextPart(text, special=True):
+                    if index:
+                        borders.append(len(inputs))
                     self._expand_special(text, inputs, groups)
                 case TextPart(text):
                     inputs.extend(encoded(text))
         layout = Layout(tuple(groups))
         if add_bos and inputs[1:2] == [BOS]:
             inputs, layout = inputs[1:], layout.without(0, 1)
-        return Prompt(tuple(inputs), layout.groups)
+            borders = [border - 1 for border in borders]
+        return Prompt(tuple(inputs), layout.groups, tuple(borders))
 
     def token_bytes(self, token: int) -> bytes:
         """See `Tokenizer.token_bytes`."""

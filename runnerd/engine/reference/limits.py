@@ -1,0 +1,34 @@
+"""What the engine can hold and run, by its configuration and options."""
+
+from runnerd.core.batch import Limits
+from runnerd.engine.base import EngineConfig
+from runnerd.engine.reference.options import LayerKind, ReferenceOptions
+from runnerd.errors import ConfigError
+
+N_CTX = 512  # where the configuration leaves it to the model
+
+
+def plan_limits(config: EngineConfig, options: ReferenceOptions) -> Limits:
+    """Settle what the configuration leaves open.
+
+    Raises:
+        ConfigError: there are fewer cells than a split cache takes.
+    """
+    n_slots, n_ctx = config.n_slots, config.n_ctx or N_CTX
+    n_all = n_slots * n_ctx
+    n_cells = min(config.n_cells or options.cells or n_all, n_all)
+    is_over_committed = n_cells < n_all
+    if is_over_committed and config.kv == "split":
+        raise ConfigError(f"{n_cells} cells are less than {n_slots} slots of {n_ctx}: kv is split")
+    forgets = LayerKind.SLIDING in options.kinds and not config.swa_full
+    return Limits(
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        n_cells=n_cells,
+        n_batch=config.n_batch,
+        n_ubatch=config.n_ubatch,
+        can_shift=options.shift and not forgets and not options.recurrent,
+        is_unified=config.kv == "unified" or is_over_committed,
+        window=options.window if forgets else 0,
+        can_rewind=not options.recurrent,
+    )

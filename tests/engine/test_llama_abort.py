@@ -1,0 +1,156 @@
+"""A decode that is stopped: soon, with what it stored known, and nothing left behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp")
+
+from runnerd.core.batch import Batch, BatchKind, KVRemove, Span, Step
+from runnerd.engine.base import run_step
+from runnerd.engine.llama.abort import AbortSwitch
+from runnerd.engine.llama.engine import LlamaEngine
+from runnerd.engine.llama.library import lib
+from runnerd.errors import DecodeAborted
+from tests.engine.driving import apply
+from tests.engine.llama_builders import MODEL, llama_config
+from tests.engine.rows import Row, context_of, feed, loaded_llama
+
+pytestmark = [
+    pytest.mark.llama,
+    pytest.mark.skipif(MODEL is None, reason="the test model is not installed"),
+]
+
+TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(100, 40000, 112))
+OTHER = TOKENS[::-1][:30]
+N_UBATCH = 16
+
+
+@pytest.fixture(scope="module", params=["split", "unified"])
+def engine(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
+    kv: Literal["split", "unified"] = request.param
+    config = llama_config(kv=kv, n_ubatch=N_UBATCH, n_batch=256)
+    with loaded_llama(config) as engine:
+        yield engine
+
+
+@contextmanager
+def stopped_at(engine: LlamaEngine, n_nodes: int) -> Iterator[None]:
+    """Stop decodes when llama.cpp asks for the n-th time whether to go on."""
+    context = context_of(engine)
+    n_asked = 0
+
+    def asked(_: int | None) -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        return n_asked >= n_nodes
+
+    callback = lib.ggml_abort_callback(asked)
+    lib.llama_set_abort_callback(context._handle, callback, None)
+    try:
+        yield
+    finally:
+        context.abort = AbortSwitch(context._handle)
+
+
+def assert_same(engine: LlamaEngine, row: Row, expected: Row) -> None:
+    if engine.limits.is_unified:  # the order of the cells decides the last bits
+        np.testing.assert_allclose(row, expected, atol=1.0)
+    else:
+        assert np.array_equal(row, expected)
+
+
+def stop(engine: LlamaEngine, n_nodes: int, *spans: Span) -> tuple[int | None, ...]:
+    apply(engine, *(KVRemove(span.slot_id, span.pos) for span in spans))
+    with stopped_at(engine, n_nodes), pytest.raises(DecodeAborted) as caught:
+        context_of(engine).decode(spans)
+    return caught.value.n_stored
+
+
+@pytest.mark.parametrize("n_nodes", [1, 1000, 2500])
+def test_the_rest_after_a_stop_gives_what_a_fresh_run_gives(
+    engine: LlamaEngine, n_nodes: int
+) -> None:
+    apply(engine, KVRemove(1, 0))
+    fresh = feed(engine, 1, TOKENS)
+    (n_stored,) = stop(engine, n_nodes, Span(0, 0, 0, TOKENS))
+    assert n_stored is not None
+    assert n_stored % N_UBATCH == 0
+    assert (n_stored > 0) == (n_nodes > 1)
+    assert_same(engine, feed(engine, 0, TOKENS[n_stored:], n_stored), fresh)
+
+
+def test_a_prompt_that_shares_half_of_a_stopped_one_gives_what_a_fresh_run_gives(
+    engine: LlamaEngine,
+) -> None:
+    mixed = TOKENS[:40] + OTHER
+    apply(engine, KVRemove(1, 0))
+    fresh = feed(engine, 1, mixed)
+    (n_stored,) = stop(engine, 2500, Span(0, 0, 0, TOKENS))
+    assert n_stored is not None
+    assert n_stored >= 40
+    apply(engine, KVRemove(0, 40))
+    assert_same(engine, feed(engine, 0, mixed[40:], 40), fresh)
+
+
+def test_a_stop_leaves_slots_that_are_not_in_the_batch_alone(engine: LlamaEngine) -> None:
+    apply(engine, KVRemove(1, 0), KVRemove(2, 0))
+    fresh = feed(engine, 1, TOKENS)
+    feed(engine, 2, TOKENS[:60])
+    stop(engine, 1000, Span(0, 0, 0, TOKENS))
+    assert_same(engine, feed(engine, 2, TOKENS[60:], 60), fresh)
+
+
+@pytest.mark.parametrize("n_nodes", [1, 1000, 2000])
+def test_each_slot_of_a_stopped_batch_goes_on_from_what_it_has(
+    engine: LlamaEngine, n_nodes: int
+) -> None:
+    apply(engine, KVRemove(0, 0), KVRemove(1, 0))
+    fresh = feed(engine, 0, TOKENS), feed(engine, 1, OTHER)
+    spans = Span(0, 0, 40, TOKENS[40:]), Span(1, 1, 10, OTHER[10:])
+    for slot_id, n_stored in enumerate(stop(engine, n_nodes, *spans)):
+        assert n_stored is not None
+        start, tokens = (40 + n_stored, TOKENS) if slot_id == 0 else (10 + n_stored, OTHER)
+        # At least two rows: a single one is not computed to the last bit alike.
+        apply(engine, KVRemove(slot_id, min(start, len(tokens) - 2)))
+        start = min(start, len(tokens) - 2)
+        assert_same(engine, feed(engine, slot_id, tokens[start:], start), fresh[slot_id])
+
+
+def test_a_step_tells_what_is_stored_and_samples_nothing(engine: LlamaEngine) -> None:
+    apply(engine, KVRemove(0, 0))
+    engine.set_abort(True)
+    batch = Batch(BatchKind.TOKENS, (Span(0, 0, 0, TOKENS),))
+    result = run_step(engine, Step(1, (), (batch,)))
+    engine.set_abort(False)
+    assert (result.n_batches, result.sampled, result.n_stored) == (0, (), (0,))
+    assert result.is_aborted
+    assert not run_step(engine, Step(2, (), (batch,))).is_aborted
+
+
+def test_a_long_prefill_stops_within_a_fifth_of_a_second() -> None:
+    with loaded_llama(llama_config(n_slots=1, n_ctx=2048, n_batch=2048)) as engine:
+        prompt = Span(0, 0, 0, tuple(range(100, 2148)))
+
+        def measure() -> float:
+            stopped_at = 0.0
+
+            def stop() -> None:
+                nonlocal stopped_at
+                stopped_at = time.perf_counter()
+                engine.set_abort(True)
+
+            engine.set_abort(False)
+            apply(engine, KVRemove(0, 0))
+            timer = threading.Timer(0.3, stop)
+            timer.start()
+            with pytest.raises(DecodeAborted):
+                context_of(engine).decode([prompt])
+            return time.perf_counter() - stopped_at
+
+        assert min(measure() for _ in range(3)) < 0.2
