@@ -8,83 +8,34 @@
 An event loop in a thread does the work. Streams may be read in several threads at once.
 """
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
 from typing import Self
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from runnerd.client import Client, Completion, GenerationStream, connect
-from runnerd_protocol.messages import Delta, Finished, Model, Prompt, Status
-
-
-class BlockingStream:
-    """The deltas of one generation; `finished` is there when they have ended.
-
-    Leaving its block early, or `close`, cancels the request.
-    """
-
-    def __init__(
-        self,
-        portal: BlockingPortal,
-        opening: AbstractContextManager[GenerationStream],
-        open_streams: set["BlockingStream"],
-    ) -> None:
-        self._portal = portal
-        self._stack = ExitStack()
-        self._stream = self._stack.enter_context(opening)
-        open_streams.add(self)
-        self._stack.callback(open_streams.discard, self)
-
-    @property
-    def finished(self) -> Finished | None:
-        """How it went, once it has ended."""
-        return self._stream.finished
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Delta:
-        """Return the next piece of text; raises what the async client does."""
-        delta = self._portal.call(self._next)
-        if delta is None:
-            raise StopIteration
-        return delta
-
-    async def _next(self) -> Delta | None:
-        return await anext(self._stream, None)
-
-    def completion(self) -> Completion:
-        """Wait for the end; return all text that has not been read yet."""
-        return self._portal.call(self._stream.completion)
-
-    def close(self) -> None:
-        """Cancel the request if it has not ended. May be called again."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
+from runnerd.blocking_streams import BlockingStatusStream, BlockingStream
+from runnerd.chat import ChatOptions, Message
+from runnerd.client import Client, connect
+from runnerd.results import Completion
+from runnerd.streams import take_callback
+from runnerd.vectors import Vector
+from runnerd_protocol.messages import Model, Pooling, Prompt, Status
 
 
 class BlockingClient:
     """A connection to the daemon that listens at a path, for the time of a `with` block.
 
-    Raises what `connect` does.
+    Its methods are those of `Client`, and raise the same; `on_progress` is called in the thread
+    that reads the stream. Entering raises what `connect` does.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._stack = ExitStack()
-        self._streams: set[BlockingStream] = set()
+        self._closers: set[ExitStack] = set()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -100,19 +51,62 @@ class BlockingClient:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        for stream in tuple(self._streams):  # an open one would keep the event loop from ending
-            stream.close()
+        for closer in tuple(self._closers):  # an open stream would keep the loop from ending
+            closer.close()
         self._stack.close()
 
     def generate(self, prompt: Prompt, **options: object) -> BlockingStream:
-        """Start a generation. Options are the fields of the wire's `Generate`."""
-        opening = self._portal.wrap_async_context_manager(self._client.generate(prompt, **options))
-        return BlockingStream(self._portal, opening, self._streams)
+        """Start a generation, as `Client.generate` does."""
+        on_progress = take_callback(options)
+        opened = self._portal.wrap_async_context_manager(self._client.generate(prompt, **options))
+        return BlockingStream(self._portal, opened, self._closers, on_progress)
 
     def complete(self, prompt: Prompt, **options: object) -> Completion:
-        """Generate, and return the whole text."""
+        """Generate, and return the whole text; with `n`, all of the texts in `choices`."""
         with self.generate(prompt, **options) as stream:
             return stream.completion()
+
+    def chat(self, messages: Sequence[Message], **options: object) -> BlockingStream:
+        """Start the generation of the assistant's next turn, as `Client.chat` does."""
+        told = ChatOptions.taken_from(options)
+        prompt = self.chat_prompt(messages, tools=told.tools, variables=told.variables)
+        return self.generate(prompt, **options)
+
+    def complete_chat(self, messages: Sequence[Message], **options: object) -> Completion:
+        """Generate the assistant's next turn, and return the whole of it."""
+        with self.chat(messages, **options) as stream:
+            return stream.completion()
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[object] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> Prompt:
+        """Return messages as a prompt, by the template of the model that is loaded."""
+
+        async def render() -> Prompt:
+            return await self._client.chat_prompt(messages, tools=tools, variables=variables)
+
+        return self._portal.call(render)
+
+    def embed(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        pooling: Pooling = "model",
+        normalize: bool = True,
+        truncate: bool = False,
+    ) -> list[Vector]:
+        """Return an embedding per input, in order."""
+
+        async def embed() -> list[Vector]:
+            return await self._client.embed(
+                inputs, pooling=pooling, normalize=normalize, truncate=truncate
+            )
+
+        return self._portal.call(embed)
 
     def tokenize(self, prompt: Prompt, *, add_bos: bool = True) -> list[int]:
         """Return a prompt's token ids."""
@@ -133,3 +127,8 @@ class BlockingClient:
     def model(self) -> Model:
         """Return what is loaded; waits for the load."""
         return self._portal.call(self._client.model)
+
+    def subscribe(self, interval_s: float = 1.0) -> BlockingStatusStream:
+        """Start a stream of statuses: one now, at each change, and at every interval."""
+        opened = self._portal.wrap_async_context_manager(self._client.subscribe(interval_s))
+        return BlockingStatusStream(self._portal, opened, self._closers)

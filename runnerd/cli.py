@@ -7,6 +7,7 @@ import typer
 
 from runnerd import __version__
 from runnerd.commands.demo import demo
+from runnerd.commands.embed import embed
 from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.commands.generate import generate
 from runnerd.commands.serve import serve
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(embed)
 app.command()(status)
 app.command()(demo)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.errors import ConfigError
 
+MAX_ADAPTERS = 64  # each takes memory, and a request may name 16
+MAX_NAME_CHARS = 256  # that a request may write
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -60,6 +63,8 @@ def check_config(config: Config) -> None:
     _check_range("target-itl-ms", config.target_itl_ms, 1.0, 1e6)
     _check_range("drain", config.drain_s, 0.0, 86400.0)
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
+    _check_range("embed-max", engine.n_embed, 0, 2**20)
+    _check_adapters(engine.adapters)
     _check_session(config.session)
     if engine.n_batch < engine.n_slots:
         raise ConfigError(
@@ -86,6 +91,21 @@ def _check_socket(fd: int) -> None:
         raise ConfigError(f"fd {fd}: {err.strerror}") from err
     if not is_socket:
         raise ConfigError(f"fd {fd} is not a socket")
+
+
+def _check_adapters(adapters: tuple[tuple[str, str], ...]) -> None:
+    _check_range("number of lora adapters", len(adapters), 0, MAX_ADAPTERS)
+    for name, path in adapters:
+        if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+            raise ConfigError(
+                f"lora name {name!r} is not 1 to {MAX_NAME_CHARS} printable characters"
+            )
+        if not path or "\0" in path:
+            raise ConfigError(f"lora {name} has no path")
+    names = [name for name, _ in adapters]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"lora name {name!r} is given more than once")
 
 
 def _check_session(limits: SessionLimits) -> None:

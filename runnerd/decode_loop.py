@@ -16,6 +16,7 @@ from runnerd.core.batch import Step, StepResult
 from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.core.sequence import FinishReason, Sequence
+from runnerd.embedding import Embeddings
 from runnerd.engine.base import Engine, run_step
 from runnerd.engine_thread import EngineThread
 from runnerd.errors import EngineBroken, EngineFailed, RequestError
@@ -40,6 +41,7 @@ class DecodeLoop:
         figures: Figures,
         watch: StepWatch,
         fail: Callable[[str], None],
+        target_itl_s: float,
     ) -> None:
         self._batcher = batcher
         self._engine = engine
@@ -47,9 +49,12 @@ class DecodeLoop:
         self._figures = figures
         self._watch = watch
         self._fail = fail
+        self.line_moved = anyio.Event()  # set, and made anew, when the queue is another
         self._wake = anyio.Event()
+        self.embeddings = Embeddings(engine, thread, figures, watch, target_itl_s, self._wake_up)
         self._is_stopping = False
         self._has_given_up = False
+        self._has_aborted = False
         self._listeners: dict[int, tuple[Sequence, Listener]] = {}
 
     async def run(self) -> None:
@@ -69,16 +74,34 @@ class DecodeLoop:
         if error is not None:
             raise error
 
+    def _wake_up(self) -> None:
+        self._wake.set()
+
     def submit(self, sequence: Sequence, listener: Listener) -> None:
         """Queue a sequence; its listener hears of every token and of the end."""
         self._batcher.submit(sequence)
         self._listeners[sequence.seq_id] = sequence, listener
         self._wake.set()
+        self._tell_line()
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; one that has ended is left alone."""
         self._tell(self._batcher.end(seq_id, ending))
+        if self._batcher.wants_abort and not self._has_aborted:
+            self._has_aborted = True
+            self._engine.set_abort(True)
         self._wake.set()
+        self._tell_line()
+
+    def n_ahead(self, seq_id: int) -> int | None:
+        """Return how many wait before a sequence; None if it has begun, or has ended."""
+        if seq_id not in self._listeners or self._listeners[seq_id][0].lease is not None:
+            return None
+        return self._batcher.n_ahead(seq_id)
+
+    def _tell_line(self) -> None:
+        self.line_moved.set()
+        self.line_moved = anyio.Event()
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Leave a sequence out of steps, or take it up again."""
@@ -95,6 +118,7 @@ class DecodeLoop:
         self._has_given_up = True
         self.stop()
         self._batcher.in_flight = None
+        self.embeddings.fail_all(EngineFailed(cause))
         try:
             for seq_id in self._batcher.seq_ids:
                 self.end(seq_id, EngineFailed(cause))
@@ -114,11 +138,19 @@ class DecodeLoop:
         batcher, engine = self._batcher, self._engine
         try:
             while True:
+                has_passed = await self.embeddings.run_pass(is_alone=not batcher.seq_ids)
+                if self._has_given_up:
+                    return
+                n_waiting = len(batcher.waiting)
                 step = batcher.plan(monotonic())
+                if len(batcher.waiting) != n_waiting:
+                    self._tell_line()
+                self._tell(batcher.news())
                 if step is None:
-                    if self._is_stopping and not batcher.seq_ids:
+                    if self._is_stopping and not batcher.seq_ids and self.embeddings.is_idle:
                         return
-                    await self._rest()
+                    if not has_passed:
+                        await self._rest()
                     continue
                 started_at = monotonic()
                 self._watch.begin(started_at)
@@ -126,6 +158,7 @@ class DecodeLoop:
                     result = await self._thread.call(partial(run_step, engine, step))
                 finally:
                     self._watch.end()
+                self._resume()
                 now = monotonic()
                 if self._has_given_up:
                     return  # given up meanwhile: everybody has been told
@@ -134,13 +167,19 @@ class DecodeLoop:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
 
+    def _resume(self) -> None:
+        """Let decodes run again after one that was to stop."""
+        if self._has_aborted:
+            self._has_aborted = False
+            self._engine.set_abort(False)
+
     async def _rest(self) -> None:
         """Wait until there may be something to do, and for whoever comes right behind."""
         self._watch.rest()
         await self._wake.wait()
         n_here = -1
-        while len(self._listeners) > n_here:
-            n_here = len(self._listeners)
+        while len(self._listeners) + len(self.embeddings) > n_here:
+            n_here = len(self._listeners) + len(self.embeddings)
             self._wake = anyio.Event()
             for _ in range(GATHER_TURNS):
                 await checkpoint()
@@ -149,7 +188,9 @@ class DecodeLoop:
         self, step: Step, result: StepResult, now: float, elapsed_s: float
     ) -> list[Emission]:
         self._figures.count_step(len(result.sampled), now, elapsed_s)
-        if result.n_batches == len(step.batches):
+        if result.is_aborted:
+            log.debug("step.aborted", step=step.number, n_rows=step.n_rows)
+        if result.is_aborted or result.n_batches == len(step.batches):
             return self._batcher.commit(step, result, now, elapsed_s)
         log.debug("step.backed_off", step=step.number, n_rows=step.n_rows)
         return self._batcher.back_off(step, result, now)
@@ -164,4 +205,5 @@ class DecodeLoop:
                 _, listener = self._listeners[seq_id]
             else:
                 _, listener = self._listeners.pop(seq_id)
+                self._figures.count_end(emission.sequence, emission.ending, monotonic())
             listener(emission)

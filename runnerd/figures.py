@@ -2,17 +2,34 @@
 
 from collections import deque
 
+from runnerd.core.sequence import FinishReason, Sequence
+from runnerd.errors import QueueTimeout, RequestError
+
 RATE_WINDOW_S = 5.0  # what "tokens per second" looks back on
 
 
 class Figures:
-    """Counters from the start on. `n_failed` of the `n_requests` that were accepted failed."""
+    """Counters from the start on; fields as in the wire's `Status`.
+
+    `n_failed` of the `n_requests` that were accepted failed. What sequences have cost is counted
+    when they end.
+    """
 
     def __init__(self, started_at: float) -> None:
         self.n_steps = 0
         self.n_requests = 0
         self.n_failed = 0
         self.n_generated_tokens = 0
+        self.n_cached_tokens = 0
+        self.n_cancelled = 0
+        self.n_timed_out = 0
+        self.n_suspended = 0
+        self.n_shifts = 0
+        self.n_embedded = 0
+        self.queue_s = 0.0
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.sampling_s = 0.0
         self.step_s = 0.0
         self._started_at = started_at
         self._recent: deque[tuple[float, int]] = deque()
@@ -24,6 +41,21 @@ class Figures:
         self._recent.append((now, n_sampled))
         while self._recent[0][0] < now - RATE_WINDOW_S:
             self._recent.popleft()
+
+    def count_end(
+        self, sequence: Sequence, ending: FinishReason | RequestError, now: float
+    ) -> None:
+        """Count a sequence that has ended now."""
+        timings = sequence.timings
+        self.n_cancelled += ending == "cancelled"
+        self.n_timed_out += ending == "timeout" or isinstance(ending, QueueTimeout)
+        self.n_cached_tokens += sequence.n_cached
+        self.n_suspended += sequence.n_suspended
+        self.n_shifts += sequence.n_shifts
+        self.queue_s += timings.queue_s(now)
+        self.prefill_s += timings.prefill_s(now)
+        self.decode_s += timings.decode_s()
+        self.sampling_s += timings.sampling_s
 
     def uptime_s(self, now: float) -> float:
         """Return the seconds since the start."""

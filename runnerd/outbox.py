@@ -1,9 +1,9 @@
 """What waits for one connection's writer.
 
-`put` never waits. Deltas of a request that wait together become one, and of a subscription's
-statuses only the newest waits. A request whose deltas
-exceed the limit is reported full, and reported again when the writer has come by since. For
-a client that asks on and on without reading its answers there is `wait_for_room`.
+`put` never waits. Deltas of a completion that wait together become one; of a subscription's
+statuses, and of a completion's progress, only the newest waits. A request whose deltas exceed
+the limit is reported full, and reported again when the writer has come by since. For a client
+that asks on and on without reading its answers there is `wait_for_room`.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ import anyio
 from runnerd_protocol.messages import (
     DaemonMessage,
     Delta,
+    Embeddings,
+    PromptProgress,
     ProtocolError,
     Status,
     Text,
@@ -23,6 +25,7 @@ from runnerd_protocol.messages import (
 CONNECTION = -1  # the mailbox of messages that belong to no request
 MESSAGE_BYTES = 256  # what a message takes in memory, besides long texts and lists
 TOKEN_BYTES = 8
+LOGPROB_BYTES = 128  # of one token; on the wire it takes less
 CROWDED_BYTES = 2**20  # of answers: from here on the client has to read before it may ask
 
 
@@ -49,6 +52,8 @@ class Outbox:
         match message:
             case Delta():
                 self._put_delta(message)
+            case PromptProgress():
+                self._put_progress(message)
             case Status(last=False):
                 self._put_status(message)
             case Welcome() | ProtocolError():
@@ -69,6 +74,8 @@ class Outbox:
                 self._n_answer_bytes += TOKEN_BYTES * len(tokens)
             case Text(text=text):
                 self._n_answer_bytes += len(text)
+            case Embeddings(vectors=vectors):
+                self._n_answer_bytes += sum(map(len, vectors))
             case _:
                 pass
         self._mail.setdefault(box, []).append(message)
@@ -80,21 +87,33 @@ class Outbox:
         else:
             self._put_answer(status.request_id, status)
 
+    def _put_progress(self, progress: PromptProgress) -> None:
+        box = self._mail.get(progress.request_id, [])
+        at = _last_of(PromptProgress, progress.index, box)
+        if at is None:
+            self._put_answer(progress.request_id, progress)
+        else:
+            box[at] = progress
+
     def _put_delta(self, delta: Delta) -> None:
         request_id = delta.request_id
         box = self._mail.setdefault(request_id, [])
-        last = box[-1] if box else None
-        if isinstance(last, Delta):
-            box[-1] = Delta(
+        n_bytes = self._n_bytes.get(request_id, 0)
+        at = _last_of(Delta, delta.index, box)
+        if at is None or n_bytes > self._limit_bytes:  # a frame must still hold it
+            box.append(delta)
+        else:
+            last = box[at]
+            assert isinstance(last, Delta)
+            box[at] = Delta(
                 request_id,
                 last.text + delta.text,
                 last.n_tokens + delta.n_tokens,
                 last.tokens + delta.tokens,
+                last.index,
+                last.logprobs + delta.logprobs,
             )
-        else:
-            box.append(delta)
-        n_bytes = self._n_bytes.get(request_id, 0)
-        n_bytes += len(delta.text.encode()) + TOKEN_BYTES * len(delta.tokens)
+        n_bytes += _size_of(delta)
         self._n_bytes[request_id] = n_bytes
         if n_bytes > self._limit_bytes and request_id not in self._full:
             self._full.add(request_id)
@@ -118,3 +137,23 @@ class Outbox:
     def ring(self) -> None:
         """Wake the writer without mail: there is nothing more to come."""
         self._has_mail.set()
+
+
+def _last_of(
+    kind: type[Delta | PromptProgress], index: int, box: list[DaemonMessage]
+) -> int | None:
+    """Return where a completion's last message of a kind waits, if nothing has ended since."""
+    for at in range(len(box) - 1, -1, -1):
+        message = box[at]
+        if not isinstance(message, Delta | PromptProgress):
+            return None
+        if isinstance(message, kind) and message.index == index:
+            return at
+    return None
+
+
+def _size_of(delta: Delta) -> int:
+    n_bytes = len(delta.text.encode()) + TOKEN_BYTES * len(delta.tokens)
+    for picked in delta.logprobs:
+        n_bytes += LOGPROB_BYTES * (1 + len(picked.top))
+    return n_bytes

@@ -1,114 +1,71 @@
-"""Between the wire's messages and the values that runner and core speak in."""
+"""What the daemon says, out of the values that runner and core speak in."""
 
 import os
-import secrets
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 import psutil
+from msgspec.structs import replace
 
 from runnerd import __version__
-from runnerd.core.batch import Sampling
-from runnerd.core.prompt import Part, TextPart, TokensPart
-from runnerd.core.sequence import FinishReason, Options, Sequence
+from runnerd.core.batch import Logprobs
+from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.timings import TimingSummary
 from runnerd.engine.base import Engine
-from runnerd.errors import PromptTooLong, RequestError
+from runnerd.errors import RequestError
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 SERVER_NAME = f"runnerd/{__version__}"
 _process = psutil.Process()
 
-INLINE_SIZE = 2**13  # what is longer goes through in a thread; for shorter the hop costs more
-MAX_SEED = 2**32 - 2  # llama.cpp takes 2**32 - 1 for "draw one"
+ENTRIES_PER_DELTA = 4096  # log-probabilities in one message: less than 256 KiB of it
+
+TokenBytes = Callable[[int], bytes]
 
 
-def parts_of(prompt: wire.Prompt) -> list[Part]:
-    """Return a request's prompt as parts; a bare string is plain text."""
-    if isinstance(prompt, str):
-        return [TextPart(prompt)]
-    return [
-        TextPart(part.text, part.special)
-        if isinstance(part, wire.TextPart)
-        else TokensPart(tuple(part.tokens))
-        for part in prompt
-    ]
-
-
-def is_long(prompt: wire.Prompt) -> bool:
-    """Whether there are so many parts, characters and token ids that it takes a while."""
-    if isinstance(prompt, str):
-        return len(prompt) > INLINE_SIZE
-    if len(prompt) > INLINE_SIZE:
-        return True  # already counting them would take a while
-    return len(prompt) + sum(_size_of(part) for part in prompt) > INLINE_SIZE
-
-
-def _size_of(part: wire.Part) -> int:
-    return len(part.text) if isinstance(part, wire.TextPart) else len(part.tokens)
-
-
-def check_tokens_fit(prompt: wire.Prompt, n_ctx: int) -> None:
-    """Refuse more token ids than the context holds, before anything is made of them.
-
-    Raises:
-        PromptTooLong: with their number, which any text comes on top of.
-    """
-    if isinstance(prompt, str):
-        return
-    n_tokens = sum(len(part.tokens) for part in prompt if isinstance(part, wire.TokensPart))
-    if n_tokens > n_ctx:
-        raise PromptTooLong(
-            f"prompt of at least {n_tokens} tokens, context holds {n_ctx}",
-            n_prompt=n_tokens,
-            n_ctx=n_ctx,
-        )
-
-
-def options_of(request: wire.Generate) -> Options:
-    """Return what a request asks for; a seed is drawn where it names none."""
-    seed = secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed
-    sampling = Sampling(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        repeat_penalty=request.repeat_penalty,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        penalty_last_n=request.penalty_last_n,
-        seed=seed,
-    )
-    return Options(
-        sampling=sampling,
-        max_tokens=request.max_tokens,
-        stops=tuple(request.stop),
-        n_keep=request.n_keep,
-        truncate=request.truncate,
-        shift=request.shift,
+def progress(request_id: int, index: int, sequence: Sequence) -> wire.PromptProgress:
+    """Return how far a sequence's prompt is."""
+    return wire.PromptProgress(
+        request_id,
+        n_prompt=sequence.n_prompt - sequence.n_truncated,
+        n_cached=sequence.n_cached,
+        n_processed=sequence.n_processed,
+        index=index,
     )
 
 
-def finished(
-    request_id: int,
-    sequence: Sequence,
-    reason: FinishReason,
-    n_text_bytes: int,
-    times: TimingSummary,
-) -> wire.Finished:
-    """Return the last word on a sequence."""
-    return wire.Finished(
-        request_id=request_id,
+def deltas(
+    delta: wire.Delta, logprobs: Iterable[Logprobs], token_bytes: TokenBytes
+) -> Iterator[wire.Delta]:
+    """Yield a delta with log-probabilities; where those are many, further ones without text."""
+    entries: list[wire.TokenLogprobs] = []
+    n_entries = 0
+    for picked in logprobs:
+        n_entries += 1 + len(picked.top)
+        if entries and n_entries > ENTRIES_PER_DELTA:
+            yield replace(delta, logprobs=entries)
+            delta = wire.Delta(delta.request_id, "", 0, index=delta.index)
+            entries, n_entries = [], 1 + len(picked.top)
+        top = [wire.TopLogprob(token, each, token_bytes(token)) for token, each in picked.top]
+        data = token_bytes(picked.token)
+        entries.append(wire.TokenLogprobs(picked.token, picked.logprob, data, top))
+    yield replace(delta, logprobs=entries) if entries else delta
+
+
+def choice(
+    sequence: Sequence, reason: FinishReason, n_text_bytes: int, times: TimingSummary
+) -> wire.Choice:
+    """Return how one completion ended."""
+    return wire.Choice(
         reason=reason,
         stop_sequence=sequence.detokenizer.stopped_by if reason == "stop_sequence" else None,
-        n_prompt=sequence.n_prompt,
         n_cached=sequence.n_cached,
         n_generated=sequence.n_generated,
         n_text_bytes=n_text_bytes,
-        n_keep=sequence.n_keep,
-        n_truncated=sequence.n_truncated,
         n_shifts=sequence.n_shifts,
         n_shifted=sequence.n_shifted,
+        n_suspended=sequence.n_suspended,
         seed=sequence.options.sampling.seed,
         timings=wire.Timings(
             queue_ms=round(times.queue_ms, 3),
@@ -116,7 +73,31 @@ def finished(
             itl_p50_ms=round(times.itl_p50_ms, 3),
             itl_p95_ms=round(times.itl_p95_ms, 3),
             total_ms=round(times.total_ms, 3),
+            prefill_ms=round(times.prefill_ms, 3),
+            decode_ms=round(times.decode_ms, 3),
+            sampling_ms=round(times.sampling_ms, 3),
         ),
+    )
+
+
+def finished(request_id: int, first: Sequence, choices: list[wire.Choice]) -> wire.Finished:
+    """Return the last word on a request: of its only completion, or of several."""
+    return wire.Finished(
+        request_id=request_id,
+        reason=choices[0].reason,
+        stop_sequence=choices[0].stop_sequence,
+        n_prompt=first.n_prompt,
+        n_cached=sum(each.n_cached for each in choices),
+        n_generated=sum(each.n_generated for each in choices),
+        n_text_bytes=sum(each.n_text_bytes for each in choices),
+        n_keep=first.n_keep,
+        n_truncated=first.n_truncated,
+        n_shifts=sum(each.n_shifts for each in choices),
+        n_shifted=sum(each.n_shifted for each in choices),
+        seed=choices[0].seed,
+        timings=choices[0].timings,
+        n_suspended=sum(each.n_suspended for each in choices),
+        choices=choices if len(choices) > 1 else [],
     )
 
 
@@ -163,6 +144,19 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         step_ms=round(figures.step_s * 1e3, 3),
         step_age_s=round(runner.step_age_s, 3),
         resident_bytes=_resident_bytes(),
+        n_cached_tokens=figures.n_cached_tokens,
+        n_cancelled=figures.n_cancelled,
+        n_timed_out=figures.n_timed_out,
+        n_suspended=figures.n_suspended,
+        n_shifts=figures.n_shifts,
+        n_embedded=figures.n_embedded,
+        n_checkpoints=0 if batcher is None else batcher.residency.checkpoints.n_kept,
+        checkpoint_bytes=0 if batcher is None else batcher.residency.checkpoints.n_bytes,
+        n_generated_limit=0 if batcher is None else batcher.n_generated_limit,
+        queue_s=round(figures.queue_s, 3),
+        prefill_s=round(figures.prefill_s, 3),
+        decode_s=round(figures.decode_s, 3),
+        sampling_s=round(figures.sampling_s, 3),
     )
 
 
@@ -181,4 +175,10 @@ def model(request_id: int, engine: Engine) -> wire.Model:
         chat_template=info.chat_template,
         bos_token=info.bos_token,
         end_tokens=list(info.end_tokens),
+        adapters=list(info.adapters),
+        can_generate=info.can_generate,
+        n_embd=info.n_embd,
+        n_embed=info.n_embed,
+        poolings=list(info.poolings),
+        eos_token=info.eos_token,
     )

@@ -1,19 +1,12 @@
 """One request in progress, and what it tells its client: exactly one last answer in the end."""
 
-from dataclasses import dataclass, field
-from time import monotonic
-
 import anyio
-import structlog
 
-from runnerd.core.emission import Emission
-from runnerd.errors import RequestError
+from runnerd.errors import Cancelled, RequestError
 from runnerd.outbox import Outbox
-from runnerd.replies import failed, finished
+from runnerd.replies import failed
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
-
-log = structlog.get_logger()
 
 RequestMessage = (
     wire.Generate
@@ -22,81 +15,38 @@ RequestMessage = (
     | wire.GetStatus
     | wire.Subscribe
     | wire.GetModel
+    | wire.Embed
 )
 
 
-def already() -> anyio.Event:
-    """Return an event that has happened."""
-    event = anyio.Event()
-    event.set()
-    return event
-
-
-@dataclass(slots=True, eq=False)
 class Request:
-    """A request and its answers. `n_unsent` tokens were sampled since the last delta.
+    """A request, and where its answers go. Its task runs under its scope."""
 
-    `turn` is set when the generation before it is submitted, or will not be; `next_turn` when
-    it is itself. Tasks start in any order on trio, and texts take their time.
-    """
+    def __init__(self, message: RequestMessage, runner: Runner, outbox: Outbox) -> None:
+        self.message = message
+        self.runner = runner
+        self.outbox = outbox
+        self.scope = anyio.CancelScope()
 
-    message: RequestMessage
-    runner: Runner
-    outbox: Outbox
-    turn: anyio.Event = field(default_factory=already)
-    next_turn: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    n_ahead: int = 0
-    seq_id: int | None = None
-    is_accepted: bool = False
-    n_unsent: int = 0
-    n_text_bytes: int = 0
+    @property
+    def request_id(self) -> int:
+        """The client's number for it."""
+        return self.message.request_id
 
-    def accept(self) -> None:
-        """Say that a generation is taken; the second time nothing."""
-        if not self.is_accepted:
-            self.is_accepted = True
-            runner, request_id = self.runner, self.message.request_id
-            runner.figures.n_requests += 1
-            fraction = runner.load_fraction
-            self.outbox.put(wire.Accepted(request_id, self.n_ahead, runner.health, fraction))
+    def cancel(self) -> None:
+        """End it, wherever it is."""
+        self.scope.cancel()
+
+    def pause(self, *, paused: bool) -> None:
+        """Make no more answers while its client does not read; only a generation can wait."""
 
     def fail(self, err: RequestError) -> None:
         """Say why the request cannot be served."""
-        self.runner.figures.n_failed += self.is_accepted
-        self.outbox.put(failed(self.message.request_id, err))
+        self.outbox.put(failed(self.request_id, err))
 
-    def emit(self, emission: Emission, *, wants_token: bool) -> None:
-        """Pass on what a sequence has to say. Called by the runner: must not wait."""
-        text, token = emission.text, emission.token
-        if token is not None:
-            self.n_unsent += 1
-        if text or (wants_token and token is not None):
-            tokens = [token] if wants_token and token is not None else []
-            self.n_text_bytes += len(text) if text.isascii() else len(text.encode())
-            self.outbox.put(wire.Delta(self.message.request_id, text, self.n_unsent, tokens))
-            self.n_unsent = 0
-        if emission.ending is not None:
-            self._end(emission)
-
-    def _end(self, emission: Emission) -> None:
-        sequence, ending = emission.sequence, emission.ending
-        assert ending is not None
-        times = sequence.timings.summary(monotonic())
-        if isinstance(ending, RequestError):
-            self.fail(ending)
+    def answer_cancelled(self) -> None:
+        """Say that it was cancelled, where that is an answer of its own."""
+        if isinstance(self.message, wire.Embed):
+            self.fail(Cancelled("the request was cancelled"))
         else:
-            request_id, n_text_bytes = self.message.request_id, self.n_text_bytes
-            self.outbox.put(finished(request_id, sequence, ending, n_text_bytes, times))
-        log.info(
-            "sequence.finished",
-            seq_id=sequence.seq_id,
-            reason=ending.code if isinstance(ending, RequestError) else ending,
-            n_prompt=sequence.n_prompt,
-            n_cached=sequence.n_cached,
-            n_generated=sequence.n_generated,
-            queue_ms=round(times.queue_ms, 1),
-            ttft_ms=round(times.ttft_ms, 1),
-            itl_p50_ms=round(times.itl_p50_ms, 1),
-            total_ms=round(times.total_ms, 1),
-        )
+            self.outbox.ring()  # no answer, but a writer that is to close waits for the end

@@ -5,30 +5,30 @@ through the outbox. Each request ends in exactly one last answer, whatever happe
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
-from runnerd.core.emission import Emission
 from runnerd.core.parts import check_tokens
-from runnerd.core.prompt import Prompt
+from runnerd.embed_request import Embedding
 from runnerd.engine.base import Engine
 from runnerd.errors import Overloaded, RequestError
+from runnerd.generation import Generation
+from runnerd.options import INLINE_SIZE, is_long, parts_of
 from runnerd.outbox import Outbox
-from runnerd.replies import (
-    INLINE_SIZE,
-    check_tokens_fit,
-    failed,
-    is_long,
-    model,
-    options_of,
-    parts_of,
-    status,
-)
-from runnerd.request import Request, RequestMessage, already
+from runnerd.replies import failed, model, status
+from runnerd.request import Request, RequestMessage
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
+
+MAY_TAKE_LONG = wire.Generate | wire.Embed | wire.Subscribe
+
+
+def _already() -> anyio.Event:
+    """Return an event that has happened."""
+    event = anyio.Event()
+    event.set()
+    return event
 
 
 class Requests:
@@ -48,7 +48,7 @@ class Requests:
         self._n_most = n_most
         self._n_connections = n_connections
         self._requests: dict[int, Request] = {}
-        self._last_turn = already()
+        self._last_turn = _already()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -68,49 +68,52 @@ class Requests:
             self._outbox.put(failed(request_id, err))
         elif isinstance(message, wire.Generate):
             self._start_generating(message)
+        elif isinstance(message, wire.Embed):
+            self._start_embedding(message)
         else:
             request = self._requests[request_id] = Request(message, self._runner, self._outbox)
             self._tasks.start_soon(self._run, request)
 
     def _start_generating(self, message: wire.Generate) -> None:
+        runner, outbox = self._runner, self._outbox
         try:
-            n_ahead = self._runner.take_place()
+            request = Generation(message, runner, outbox, self._last_turn, self._forget)
         except RequestError as err:
-            self._outbox.put(failed(message.request_id, err))
+            outbox.put(failed(message.request_id, err))
             return
-        request = Request(message, self._runner, self._outbox, self._last_turn, n_ahead=n_ahead)
         self._last_turn = request.next_turn
         self._requests[message.request_id] = request
-        if self._runner.engine is None:
+        if runner.engine is None:
             request.accept()
         self._tasks.start_soon(self._run, request)
 
+    def _start_embedding(self, message: wire.Embed) -> None:
+        try:
+            request = Embedding(message, self._runner, self._outbox)
+        except RequestError as err:
+            self._outbox.put(failed(message.request_id, err))
+            return
+        self._requests[message.request_id] = request
+        self._tasks.start_soon(self._run, request)
+
     def cancel(self, request_id: int) -> None:
-        """End a generation or subscription of this connection; the rest answers soon anyway."""
+        """End what may take long, of this connection; the rest is answered soon anyway."""
         request = self._requests.get(request_id)
-        if request is not None and isinstance(request.message, wire.Generate | wire.Subscribe):
-            self._cancel(request)
+        if request is not None and isinstance(request.message, MAY_TAKE_LONG):
+            request.cancel()
 
     def cancel_all(self, *, only_subscriptions: bool = False) -> None:
         """End every request, as when the client has gone: what is no stream stays unanswered."""
         for request in list(self._requests.values()):
             if not only_subscriptions or isinstance(request.message, wire.Subscribe):
-                self._cancel(request)
-
-    def _cancel(self, request: Request) -> None:
-        if request.seq_id is not None:
-            self._runner.end(request.seq_id, "cancelled")
-        else:
-            request.scope.cancel()
+                request.cancel()
 
     def pause(self, request_id: int, paused: bool) -> None:  # a callback
-        """Stop a sequence while its client does not read, or let it go on."""
-        request = self._requests.get(request_id)
-        if request is not None and request.seq_id is not None:
-            self._runner.pause(request.seq_id, paused=paused)
+        """Stop a generation while its client does not read, or let it go on."""
+        if request_id in self._requests:
+            self._requests[request_id].pause(paused=paused)
 
     async def _run(self, request: Request) -> None:
-        request_id = request.message.request_id
         try:
             with request.scope:
                 await self._handle(request)
@@ -118,13 +121,17 @@ class Requests:
                 self._answer_cancelled(request)
         except RequestError as err:
             request.fail(err)
-        if request.seq_id is None:
-            del self._requests[request_id]
+        if not isinstance(request, Generation) or not request.is_submitted:
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Let go of a request that has its last answer."""
+        del self._requests[request.request_id]
 
     def _handle(self, request: Request) -> Awaitable[None]:
+        if isinstance(request, Generation | Embedding):
+            return request.run()
         match request.message:
-            case wire.Generate() as message:
-                return self._generate(request, message)
             case wire.Tokenize() as message:
                 return self._tokenize(message)
             case wire.Detokenize() as message:
@@ -133,43 +140,14 @@ class Requests:
                 return self._subscribe(message)
             case wire.GetModel() as message:
                 return self._get_model(message)
-            case wire.GetStatus():
+            case _:
                 raise AssertionError("answered at once")
 
     def _answer_cancelled(self, request: Request) -> None:
-        """Answer a request that was cancelled before it had a sequence."""
-        request_id = request.message.request_id
-        match request.message:
-            case wire.Generate():
-                request.accept()
-                self._outbox.put(wire.Finished(request_id, "cancelled"))
-            case wire.Subscribe():
-                self._outbox.put(self._status(request_id, last=True))
-            case _:
-                self._outbox.ring()  # no answer, but a writer that is to close waits for the end
-
-    # --- generating ------------------------------------------------------------------------
-
-    async def _generate(self, request: Request, message: wire.Generate) -> None:
-        def expand(engine: Engine) -> Prompt:
-            if not message.truncate:
-                check_tokens_fit(message.prompt, engine.limits.n_ctx)
-            return engine.expand(parts_of(message.prompt))
-
-        try:
-            prompt = await self._runner.read_vocabulary(expand, is_long=is_long(message.prompt))
-            await request.turn.wait()  # the last chance for a cancel, too: now it is submitted
-        finally:
-            self._runner.leave_place()
-            request.next_turn.set()
-        listener = partial(self._emit, request, message)
-        request.seq_id = self._runner.submit(prompt, options_of(message), listener)
-        request.accept()
-
-    def _emit(self, request: Request, message: wire.Generate, emission: Emission) -> None:
-        if emission.ending is not None:
-            del self._requests[message.request_id]
-        request.emit(emission, wants_token=message.return_tokens)
+        if isinstance(request.message, wire.Subscribe):
+            self._outbox.put(self._status(request.request_id, last=True))
+        else:
+            request.answer_cancelled()
 
     # --- everything else -------------------------------------------------------------------
 

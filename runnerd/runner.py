@@ -3,7 +3,8 @@
 The runner is the sole owner of batcher and engine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TypeVar
 
@@ -15,10 +16,12 @@ from runnerd.core.batcher import Batcher
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, admit
 from runnerd.decode_loop import DecodeLoop, Listener
-from runnerd.engine.base import Engine
+from runnerd.embed_queue import EmbeddingRequest
+from runnerd.engine.base import ConstraintKind, Engine, Pooling
 from runnerd.engine_thread import EngineThread
 from runnerd.errors import (
     ConfigError,
+    InvalidRequest,
     LoadError,
     LoadFailed,
     Overloaded,
@@ -48,9 +51,11 @@ class Runner:
         self._thread: EngineThread | None = None
         self._loop: DecodeLoop | None = None
         self._reading = anyio.Lock()  # held by who reads the vocabulary in a thread
+        self._compiling = anyio.Lock()  # held by who compiles a grammar
         self._step = StepWatch(config.step_timeout_s, self._tell_change)
         self._is_stopping = False
         self._n_preparing = 0
+        self._n_embedding = 0
         self._n_sequences = 0
 
     # --- life ------------------------------------------------------------------------------
@@ -78,7 +83,7 @@ class Runner:
         if self._thread is None:
             return
         if self.state == "stopped" and self.engine is not None:
-            async with self._reading:
+            async with self._reading, self._compiling:
                 engine, self.engine = self.engine, None
                 await self._thread.call(engine.close)
         self._thread.close()
@@ -95,7 +100,15 @@ class Runner:
             self._end_load(LoadError("an internal error"))
             raise
         self.engine, self.batcher = engine, batcher
-        loop = DecodeLoop(batcher, engine, thread, self.figures, self._step, self.give_up)
+        loop = DecodeLoop(
+            batcher,
+            engine,
+            thread,
+            self.figures,
+            self._step,
+            self.give_up,
+            self.config.target_itl_ms / 1e3,
+        )
         self._loop = loop
         if self._is_stopping:
             loop.stop()
@@ -130,12 +143,15 @@ class Runner:
                 self.end(sequence.seq_id, ShuttingDown("the daemon is shutting down"))
         self._loading.stop()  # to refuse those who wait for the model, not only once it is there
         if self._loop is not None:
+            self._loop.embeddings.refuse_waiting(ShuttingDown("the daemon is shutting down"))
             self._loop.stop()
 
     def cancel_all(self) -> None:
         """End every sequence as cancelled: the time for draining is over."""
         for seq_id in () if self.batcher is None else self.batcher.seq_ids:
             self.end(seq_id, "cancelled")
+        if self._loop is not None:
+            self._loop.embeddings.fail_all(ShuttingDown("the daemon is shutting down"))
 
     def _set_state(self, state: DaemonState) -> None:
         self.state = state
@@ -147,8 +163,39 @@ class Runner:
 
     # --- requests --------------------------------------------------------------------------
 
-    def take_place(self) -> int:
-        """Hold a place in the queue for a request, until `leave_place`; return how many are ahead.
+    def take_places(self, n: int) -> int:
+        """Hold places in the queue, until `leave_places`; return how many are ahead of them.
+
+        Raises:
+            InvalidRequest: there are not so many, even if nobody else is here.
+            Overloaded: the queue is full.
+            LoadFailed, ShuttingDown: nothing is served any more.
+        """
+        if self._is_stopping or self._error is not None:
+            raise self._refusal()
+        max_queue = self.config.max_queue
+        n_most = self.config.engine.n_slots + max_queue
+        if n > n_most:
+            raise InvalidRequest("n", n, f"at most {n_most}, the slots and the queue")
+        n_waiting = self._n_waiting(n)
+        if n_waiting > max_queue:
+            raise Overloaded(
+                f"{max(0, n_waiting - n)} requests are waiting, the queue holds {max_queue}",
+                n_waiting=max(0, n_waiting - n),
+                max_queue=max_queue,
+            )
+        self._n_preparing += n
+        return max(0, n_waiting - n)
+
+    def leave_places(self, n: int) -> None:
+        """Give places back: what they were for is submitted, or will not be."""
+        self._n_preparing -= n
+
+    def take_embedding_place(self) -> None:
+        """Hold a place for a request for embeddings, until `leave_embedding_place`.
+
+        It needs no slot, and is in nobody's way in the queue; but there are no more of them than
+        the queue holds.
 
         Raises:
             Overloaded: the queue is full.
@@ -156,19 +203,18 @@ class Runner:
         """
         if self._is_stopping or self._error is not None:
             raise self._refusal()
-        n_waiting, max_queue = self._n_waiting(1), self.config.max_queue
+        n_waiting, max_queue = self._n_waiting(0) + self._n_embedding, self.config.max_queue
         if n_waiting > max_queue:
             raise Overloaded(
-                f"{n_waiting - 1} requests are waiting, the queue holds {max_queue}",
-                n_waiting=n_waiting - 1,
+                f"{n_waiting} requests are waiting, the queue holds {max_queue}",
+                n_waiting=n_waiting,
                 max_queue=max_queue,
             )
-        self._n_preparing += 1
-        return max(0, n_waiting - 1)
+        self._n_embedding += 1
 
-    def leave_place(self) -> None:
-        """Give a place back: its request is submitted, or will not be."""
-        self._n_preparing -= 1
+    def leave_embedding_place(self) -> None:
+        """Give a place back: the request has its answer."""
+        self._n_embedding -= 1
 
     async def loaded(self) -> Engine:
         """Wait for the engine, behind those who have waited longer. To be used at once.
@@ -196,8 +242,31 @@ class Runner:
         async with self._reading:
             return await to_thread.run_sync(function, await self.loaded())
 
-    def submit(self, prompt: Prompt, options: Options, listener: Listener) -> int:
+    async def constrain(self, kind: ConstraintKind, text: str) -> object:
+        """Compile a grammar or a schema in a thread, one at a time, for `Sampling.constraint`.
+
+        Raises:
+            RequestError: as `loaded`, and `BadGrammar`.
+        """
+        async with self._compiling:
+            engine = await self.loaded()
+            return await to_thread.run_sync(engine.constrain, kind, text)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token of the model adds to a text."""
+        assert self.engine is not None, "no tokens without a model"
+        return self.engine.token_bytes(token)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        options: Options,
+        listener: Listener,
+        queued_at: float | None = None,
+    ) -> int:
         """Queue a request; its listener hears of every token and of the end.
+
+        `queued_at` is when it arrived (monotonic), if that is not now.
 
         Raises:
             RequestError: it cannot be served.
@@ -205,10 +274,29 @@ class Runner:
         if self._is_stopping or self.batcher is None or self._loop is None:
             raise self._refusal()
         seq_id = self._n_sequences + 1
-        sequence = admit(seq_id, prompt, options, self.batcher.limits, monotonic())
+        queued_at = monotonic() if queued_at is None else queued_at
+        sequence = admit(seq_id, prompt, options, self.batcher.limits, queued_at)
         self._loop.submit(sequence, listener)
         self._n_sequences = seq_id
         return seq_id
+
+    @contextmanager
+    def embedding(
+        self, inputs: Sequence[Sequence[int]], pooling: Pooling
+    ) -> Iterator[EmbeddingRequest]:
+        """Evaluate inputs, of 1 to `n_embed` tokens each, as long as the block is not left.
+
+        Raises:
+            RequestError: they cannot be evaluated.
+        """
+        if self._is_stopping or self._loop is None:
+            raise self._refusal()
+        embeddings = self._loop.embeddings
+        request = embeddings.submit(inputs, pooling)
+        try:
+            yield request
+        finally:
+            embeddings.drop(request)
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; one that has ended is left alone."""
@@ -219,6 +307,15 @@ class Runner:
         """Leave a sequence out of steps while its client does not read."""
         if self._loop is not None:
             self._loop.pause(seq_id, paused=paused)
+
+    def n_ahead(self, seq_id: int) -> int | None:
+        """Return how many wait before a sequence; None if it has begun, or has ended."""
+        return None if self._loop is None else self._loop.n_ahead(seq_id)
+
+    def line_moved(self) -> anyio.Event:
+        """Return what is set when `n_ahead` of any sequence may have changed; there is a loop."""
+        assert self._loop is not None, "nothing was submitted"
+        return self._loop.line_moved
 
     def _refusal(self) -> RequestError:
         if self._error is not None and self._error.exit_code:
@@ -245,7 +342,8 @@ class Runner:
     @property
     def n_waiting(self) -> int:
         """Requests queued or in preparation that no free slot is about to take."""
-        return self._n_waiting(0)
+        n_begun = 0 if self._loop is None else self._loop.embeddings.n_begun
+        return self._n_waiting(0) + self._n_embedding - n_begun
 
     def _n_waiting(self, n_more: int) -> int:
         """Count as `n_waiting`, with so many more; until the model is there all slots are free."""

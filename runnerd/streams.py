@@ -5,18 +5,43 @@ reads on meets the same end again.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 
 import anyio
-from msgspec import Struct
 
-from runnerd_protocol.messages import Accepted, DaemonMessage, Delta, Failed, Finished, Status
+from runnerd.results import Completion, completion_of
+from runnerd_protocol.messages import (
+    Accepted,
+    DaemonMessage,
+    Delta,
+    Failed,
+    Finished,
+    PromptProgress,
+    Status,
+)
 
 T = TypeVar("T")
+OnProgress = Callable[[PromptProgress], object]
+
+
+def take_callback(options: dict[str, object]) -> OnProgress | None:
+    """Take `on_progress` out of a generation's options, which then ask for progress."""
+    on_progress = options.pop("on_progress", None)
+    if on_progress is None:
+        return None
+    if not callable(on_progress):
+        raise TypeError("on_progress cannot be called")
+    options.setdefault("return_progress", True)
+    return on_progress
 
 
 class ClientError(Exception):
     """Base of what the client raises."""
+
+
+class CannotConnect(ClientError):
+    """No daemon listens there."""
 
 
 class CannotSend(ClientError):
@@ -33,13 +58,6 @@ class RequestFailed(ClientError):
 
 class ConnectionLost(ClientError):
     """The connection ended, and this request has no answer. What came is incomplete."""
-
-
-class Completion(Struct, frozen=True):
-    """A finished generation: all of its text, and how it went."""
-
-    text: str
-    finished: Finished
 
 
 class Mailbox:
@@ -99,33 +117,57 @@ class _Stream(Generic[T]):
 
 
 class GenerationStream(_Stream[Delta]):
-    """The deltas of one generation; `finished` is there when they have ended."""
+    """The deltas of one generation; `finished` is there when they have ended.
 
-    accepted: Accepted | None = None
-    finished: Finished | None = None
+    `progress` is the newest word on the prompt, if it was asked for.
+    """
+
+    def __init__(
+        self, request_id: int, mailbox: Mailbox, on_progress: OnProgress | None = None
+    ) -> None:
+        super().__init__(request_id, mailbox)
+        self.accepted: Accepted | None = None
+        self.progress: PromptProgress | None = None
+        self.finished: Finished | None = None
+        self._on_progress = on_progress
 
     async def __anext__(self) -> Delta:
-        """Return the next piece of text.
+        """Return the next piece of text; tells `on_progress` of what came before it.
 
         Raises:
             RequestFailed: the daemon could not complete the request.
             ConnectionLost: the connection ended before the request did.
         """
+        while (event := await self.event()) is not None:
+            if isinstance(event, Delta):
+                return event
+            if self._on_progress is not None:
+                self._on_progress(event)
+        raise StopAsyncIteration
+
+    async def event(self) -> Delta | PromptProgress | None:
+        """Return the next piece of text or word on the prompt, None at the end.
+
+        Raises what reading the deltas does, and does not call `on_progress`.
+        """
         while self.finished is None:
             match await self._mailbox.get():
                 case Delta() as delta:
                     return delta
+                case PromptProgress() as progress:
+                    self.progress = progress
+                    return progress
                 case Accepted() as accepted:
                     self.accepted = accepted
                 case Finished() as finished:
                     self.finished = finished
-        raise StopAsyncIteration
+        return None
 
     async def completion(self) -> Completion:
-        """Wait for the end; return all text that has not been read yet."""
-        text = "".join([delta.text async for delta in self])
+        """Wait for the end; return all that has not been read yet."""
+        deltas = [delta async for delta in self]
         assert self.finished is not None
-        return Completion(text, self.finished)
+        return completion_of(deltas, self.finished)
 
 
 class StatusStream(_Stream[Status]):

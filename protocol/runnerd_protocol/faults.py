@@ -10,8 +10,9 @@ from functools import cache
 from reprlib import Repr
 from typing import Literal, get_args
 
-from msgspec import DecodeError, Raw, Struct, ValidationError, defstruct
+from msgspec import DecodeError, Raw, Struct, ValidationError, convert, defstruct
 from msgspec.msgpack import Decoder, decode
+from msgspec.structs import fields
 
 from runnerd_protocol.errors import Details
 from runnerd_protocol.messages import ClientMessage, DaemonMessage, RequestId
@@ -19,14 +20,20 @@ from runnerd_protocol.messages import ClientMessage, DaemonMessage, RequestId
 MAX_VALUE_CHARS = 64
 MAX_INSPECTED_BYTES = 65536  # a longer value is told by its size; no stop string is as long
 
-_CLIENT_TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(ClientMessage))
-_DAEMON_TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(DaemonMessage))
+_CLIENT_TAGS = {kind.__struct_config__.tag: kind for kind in get_args(ClientMessage)}
+_DAEMON_TAGS = {kind.__struct_config__.tag: kind for kind in get_args(DaemonMessage)}
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `(?P<in_key>key` in `)?\$(?P<path>[^`]*)`)?", re.S)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _PATH_STEP = re.compile(r"\w+")
 
+_NOT_READABLE = "(not readable)"
+
 _abridged = Repr()
 _abridged.maxstring = _abridged.maxother = MAX_VALUE_CHARS
+
+
+class _TooLarge(Exception):
+    """A field is not looked into; says why."""
 
 
 class Envelope(Struct, frozen=True):
@@ -65,9 +72,21 @@ def find_fault(payload: bytes, err: DecodeError | RecursionError) -> Fault:
         whose = "a message of the daemon" if tag in _DAEMON_TAGS else "an unknown message"
         return Fault("bad_message", f"{_abridged.repr(tag)} is {whose}", request_id, {})
     found = _REASON.fullmatch(str(err))
-    if not isinstance(err, ValidationError) or found is None or found["in_key"]:
+    if not isinstance(err, ValidationError) or found is None:
         return Fault("bad_message", f"not a message: {_abridge(str(err))}", request_id, {})
-    return _bad_field(payload, found["reason"], (found["path"] or "").lstrip("."), request_id)
+    path, reason = (found["path"] or "").lstrip("."), found["reason"]
+    # msgspec does not say which entry of a map is bad.
+    expected = {field.name: field.type for field in fields(_CLIENT_TAGS[tag])}
+    name = path.removesuffix("[...]")
+    if found["in_key"] and name in expected:
+        key, _ = _bad_entry(payload, name, expected[name])
+        return _told(name, key, reason, request_id)
+    if found["in_key"]:  # not a map of ours: nothing of it can be read
+        return Fault("bad_message", f"not a message: {_abridge(str(err))}", request_id, {})
+    if name != path:
+        key, value = _bad_entry(payload, name, expected[name])
+        return _told(f"{name}[{key}]", value, reason, request_id)
+    return _bad_field(payload, reason, path, request_id)
 
 
 def is_from_newer_peer(payload: bytes) -> bool:
@@ -99,9 +118,12 @@ def _bad_field(payload: bytes, reason: str, path: str, request_id: int | None) -
         field = f"{path}.{missing[1]}" if path else missing[1]
         details: Details = {"field": field, "limit": "required"}
         return Fault("invalid_request", f"{field} is missing", request_id, details)
-    is_choice = reason.startswith("Invalid value")
+    return _told(path, _value_at(payload, path), reason, request_id)
+
+
+def _told(path: str, value: str, reason: str, request_id: int | None) -> Fault:
+    is_choice = reason.startswith(("Invalid value", "Invalid enum"))
     limit = "a known value" if is_choice else reason.removeprefix("Expected ").replace("`", "")
-    value = _value_at(payload, path)
     return Fault(
         "invalid_request",
         f"{path} is {value}, expected {limit}",
@@ -113,19 +135,43 @@ def _bad_field(payload: bytes, reason: str, path: str, request_id: int | None) -
 def _value_at(payload: bytes, path: str) -> str:
     name, *steps = _PATH_STEP.findall(path)
     try:
-        raw: Raw = getattr(_decoder_of_field(name).decode(payload), name)
-        if memoryview(raw).nbytes > MAX_INSPECTED_BYTES:
-            return f"({memoryview(raw).nbytes} bytes)"
-        value: object = decode(raw)
+        value = _read_field(payload, name)
         for step in steps:
             if isinstance(value, list):
                 value = value[int(step)]
             elif isinstance(value, dict):
                 value = value[step]
+    except _TooLarge as size:
+        return str(size)
     except (ValueError, LookupError, RecursionError):
         # Broken within, or the path leads nowhere: of equal keys the last one is read here.
-        return "(not readable)"
+        return _NOT_READABLE
     return _abridged.repr(value)[:MAX_VALUE_CHARS]
+
+
+def _bad_entry(payload: bytes, name: str, expected: object) -> tuple[str, str]:
+    """Return the first entry, printed, of a map that does not belong there."""
+    try:
+        entries = _read_field(payload, name)
+    except _TooLarge as size:
+        return str(size), str(size)
+    except (ValueError, RecursionError):  # broken further on
+        return _NOT_READABLE, _NOT_READABLE
+    for key, value in entries.items() if isinstance(entries, dict) else ():
+        try:
+            convert({key: value}, expected)
+        except ValidationError:
+            printed = _abridged.repr(key)[:MAX_VALUE_CHARS], _abridged.repr(value)
+            return printed[0], printed[1][:MAX_VALUE_CHARS]
+    return _NOT_READABLE, _NOT_READABLE  # of equal keys the last one is read here
+
+
+def _read_field(payload: bytes, name: str) -> object:
+    raw: Raw = getattr(_decoder_of_field(name).decode(payload), name)
+    if memoryview(raw).nbytes > MAX_INSPECTED_BYTES:
+        raise _TooLarge(f"({memoryview(raw).nbytes} bytes)")
+    value: object = decode(raw)
+    return value
 
 
 @cache

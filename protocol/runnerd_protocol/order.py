@@ -13,6 +13,8 @@ from runnerd_protocol.messages import (
     DaemonMessage,
     Delta,
     Detokenize,
+    Embed,
+    Embeddings,
     Failed,
     Finished,
     Generate,
@@ -21,6 +23,7 @@ from runnerd_protocol.messages import (
     Hello,
     Message,
     Model,
+    PromptProgress,
     ProtocolError,
     Status,
     Subscribe,
@@ -35,6 +38,7 @@ DaemonSide = Literal["awaiting_hello", "awaiting_welcome", "open", "closed"]
 Phase = Literal[
     "asked",
     "generating",
+    "embedding",
     "tokenizing",
     "detokenizing",
     "getting_status",
@@ -43,10 +47,11 @@ Phase = Literal[
     "refused",
     "ended",
 ]
-Event = type[Message] | Literal["last_status"]
+Event = type[Message] | Literal["last_status", "last_embeddings"]
 
 FIRST_PHASE: dict[type[Message], Phase] = {
     Generate: "asked",
+    Embed: "embedding",
     Tokenize: "tokenizing",
     Detokenize: "detokenizing",
     GetStatus: "getting_status",
@@ -66,7 +71,19 @@ FROM_DAEMON: dict[DaemonSide, frozenset[type[Message]]] = {
     "awaiting_hello": frozenset({ProtocolError}),
     "awaiting_welcome": frozenset({Welcome, ProtocolError}),
     "open": frozenset(
-        {Accepted, Delta, Finished, Failed, Tokens, Text, Status, Model, ProtocolError}
+        {
+            Accepted,
+            PromptProgress,
+            Delta,
+            Finished,
+            Failed,
+            Embeddings,
+            Tokens,
+            Text,
+            Status,
+            Model,
+            ProtocolError,
+        }
     ),
     "closed": frozenset(),
 }
@@ -77,8 +94,15 @@ PHASES: dict[Phase, dict[Event, Phase]] = {
     "asked": {Cancel: "asked", Accepted: "generating", Failed: "ended"},
     "generating": {
         Cancel: "generating",
+        PromptProgress: "generating",
         Delta: "generating",
         Finished: "ended",
+        Failed: "ended",
+    },
+    "embedding": {
+        Cancel: "embedding",
+        Embeddings: "embedding",
+        "last_embeddings": "ended",
         Failed: "ended",
     },
     "tokenizing": {Cancel: "tokenizing", Tokens: "ended", Failed: "ended"},
@@ -162,14 +186,23 @@ class Order:
         phase = self.phases.get(request_id)
         if phase is None:
             raise OutOfOrder(f"{tag_of(message)} for request {request_id}, which is not active")
-        is_last = isinstance(message, Status) and message.last
-        after = PHASES[phase].get("last_status" if is_last else type(message))
+        after = PHASES[phase].get(_event_of(message))
         if after is None:
             raise OutOfOrder(f"{tag_of(message)} for request {request_id}, which is {phase}")
         if after == "ended":
             del self.phases[request_id]
         elif after != phase:
             self.phases[request_id] = after
+
+
+def _event_of(message: Message) -> Event:
+    match message:
+        case Status(last=True):
+            return "last_status"
+        case Embeddings(last=True):
+            return "last_embeddings"
+        case _:
+            return type(message)
 
 
 def tag_of(message: Message) -> str:

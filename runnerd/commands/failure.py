@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import anyio
-
-from runnerd.client import CannotSend, Client, ClientError, RequestFailed, attach
+from runnerd.client import CannotSend, Client, ClientError, RequestFailed, connect
 from runnerd.launcher import ChildDied
 
 REQUEST_FAILED = 1
 USAGE = 64
 BAD_INPUT = 65
+NO_INPUT = 66
 UNAVAILABLE = 69
 INTERNAL = 70
 IO_ERROR = 74
@@ -59,10 +58,5 @@ def translated() -> Iterator[None]:
 @asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[Client]:
     """Connect to the daemon at a path, or say that there is none."""
-    try:
-        stream = await anyio.connect_unix(path)
-    except OSError as err:
-        message = f"nobody listens at {path}: {err.strerror or err}"
-        raise CommandFailed(message, UNAVAILABLE) from err
-    async with attach(stream) as client:
+    async with connect(path) as client:
         yield client

@@ -1,27 +1,22 @@
 """`runnerd generate`: one completion, streamed to stdout."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import anyio
-import msgspec
 import typer
 
-from runnerd.client import Client
+from runnerd.commands.answer import stream_answer, write_json, write_summary
 from runnerd.commands.failure import (
+    NO_INPUT,
     REQUEST_FAILED,
     USAGE,
     CommandFailed,
-    connected,
     translated,
 )
-from runnerd.commands.private import chat_prompt, private_daemon
-from runnerd.commands.progress import LoadBar
-from runnerd.harmless import harmless
-from runnerd_protocol.messages import Finished, Prompt
+from runnerd.commands.private import any_daemon, chat_prompt
+from runnerd_protocol.messages import Adapter, Prompt
 
 
 def generate(
@@ -66,6 +61,22 @@ def generate(
     shift: Annotated[
         bool, typer.Option("--shift", help="Go on past the context's end, forgetting the start.")
     ] = False,
+    grammar: Annotated[
+        Path | None, typer.Option(help="GBNF that the text must follow.", metavar="FILE")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A JSON schema that it must follow.", metavar="FILE")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Apply a LoRA adapter of the daemon; may be repeated.", metavar="NAME[=SCALE]"
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, max=64, help="So many completions.")] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(help="End after so many seconds.", metavar="S")
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Usage and timings to stderr.")
     ] = False,
@@ -75,15 +86,19 @@ def generate(
 ) -> None:
     """Complete a prompt, streaming the text to stdout.
 
-    With --json, stdout gets one object: the fields of the protocol's `Finished`, and `text`.
+    With --json, stdout gets one object: the fields of the protocol's `Finished`, and `text`. With
+    --n above 1 there is no stream either: each text as a whole, with its number before it.
 
     Exit status: 0 complete, 1 the daemon could not serve the request (stderr says its code),
-    64 usage, 69 nobody listens or the connection broke; of a private daemon, its own.
+    64 usage, 66 a file cannot be read, 69 nobody listens or the connection broke; of a private
+    daemon, its own.
     """
     if (socket is None) == (model is None):
         raise CommandFailed("give either --socket or --model", USAGE)
     if system and not chat:
         raise CommandFailed("--system goes with --chat", USAGE)
+    if grammar and json_schema:
+        raise CommandFailed("give either --grammar or --json-schema", USAGE)
     given = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -93,21 +108,24 @@ def generate(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
         "stop": stop or None,
+        "grammar": _read_file(grammar),
+        "json_schema": _read_file(json_schema),
+        "adapters": [_adapter(each) for each in adapter or ()] or None,
+        "timeout_s": timeout,
     }
     options: dict[str, object] = {k: v for k, v in given.items() if v is not None}
     text = _read_prompt(prompt)
 
     async def run() -> None:
-        async with _daemon(socket, model, engine, verbose=verbose) as client:
+        async with any_daemon(socket, model, engine, verbose=verbose) as client:
             asked: Prompt = await chat_prompt(client, text, system) if chat else text
-            whole, finished = await _stream(
-                client, asked, {**options, "truncate": truncate, "shift": shift}, quiet=json
-            )
+            asking = {**options, "n": n, "truncate": truncate, "shift": shift}
+            done = await stream_answer(client, asked, asking, quiet=json)
         if json:
-            _write_json(whole, finished)
+            write_json(done)
         if verbose:
-            typer.echo(_summary(finished), err=True)
-        if finished.reason == "cancelled":  # not by us: the text is incomplete
+            write_summary(done.finished)
+        if done.finished.reason == "cancelled":  # not by us: the text is incomplete
             raise CommandFailed("cancelled: the daemon is shutting down", REQUEST_FAILED)
 
     with translated():
@@ -121,60 +139,19 @@ def _read_prompt(argument: str) -> str:
     return argument.encode(errors="surrogateescape").decode(errors="replace")
 
 
-@asynccontextmanager
-async def _daemon(
-    socket: Path | None, model: str | None, engine: str, *, verbose: bool
-) -> AsyncIterator[Client]:
-    if socket is not None:
-        async with connected(socket) as client:
-            yield client
-        return
-    assert model is not None
-    with LoadBar() as bar:
-        async with private_daemon(model, engine, slots=1, verbose=verbose) as child:
-            await child.ready(bar.show_status)
-            yield child.client
+def _read_file(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "not UTF-8"
+        raise CommandFailed(f"cannot read {path}: {why}", NO_INPUT) from err
 
 
-async def _stream(
-    client: Client, prompt: Prompt, options: dict[str, object], *, quiet: bool
-) -> tuple[str, Finished]:
-    pieces = []
-    is_terminal = sys.stdout.isatty()
-    async with client.generate(prompt, **options) as stream:
-        async for delta in stream:
-            pieces.append(delta.text)
-            if not quiet:
-                sys.stdout.write(harmless(delta.text) if is_terminal else delta.text)
-                sys.stdout.flush()
-        assert stream.finished is not None
-    text = "".join(pieces)
-    if not quiet and not text.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    return text, stream.finished
-
-
-def _write_json(text: str, finished: Finished) -> None:
-    fields = {**msgspec.structs.asdict(finished), "text": text}
-    del fields["request_id"]
-    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
-    sys.stdout.flush()
-
-
-def _summary(finished: Finished) -> str:
-    times = finished.timings
-    why = (
-        f"{finished.reason} {finished.stop_sequence!r}"
-        if finished.stop_sequence
-        else (finished.reason)
-    )
-    cut = f", {finished.n_truncated} cut off" if finished.n_truncated else ""
-    decode_s = (times.total_ms - times.ttft_ms) / 1e3
-    rate = (finished.n_generated - 1) / decode_s if finished.n_generated > 1 and decode_s else 0.0
-    return (
-        f"prompt {finished.n_prompt} tokens ({finished.n_cached} cached{cut}),"
-        f" generated {finished.n_generated}, ended by {why}, seed {finished.seed}\n"
-        f"queue {times.queue_ms:.0f} ms, TTFT {times.ttft_ms:.0f} ms, ITL p50"
-        f" {times.itl_p50_ms:.1f} ms p95 {times.itl_p95_ms:.1f} ms, {rate:.1f} tokens/s"
-    )
+def _adapter(argument: str) -> Adapter:
+    name, _, scale = argument.partition("=")
+    try:
+        return Adapter(name, float(scale or 1.0))
+    except ValueError as err:
+        raise CommandFailed(f"--adapter {argument}: the scale is no number", USAGE) from err

@@ -1,12 +1,14 @@
 """A daemon for one command alone, and chat prompts for whatever daemon there is."""
 
-import importlib.util
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import typer
 
-from runnerd.client import Client
-from runnerd.commands.failure import BAD_INPUT, UNAVAILABLE, CommandFailed
+from runnerd.client import ChatError, ChatMessage, Client
+from runnerd.commands.failure import BAD_INPUT, CommandFailed, connected
+from runnerd.commands.progress import LoadBar
 from runnerd.launcher import Child, launch
 from runnerd.models import resolve_model
 from runnerd_protocol.messages import Prompt
@@ -24,20 +26,31 @@ def private_daemon(
     )
 
 
+@asynccontextmanager
+async def any_daemon(
+    socket: Path | None, model: str | None, engine: str, *, verbose: bool
+) -> AsyncIterator[Client]:
+    """Connect to the daemon at a socket, or else to one of our own on the model, when ready."""
+    if socket is not None:
+        async with connected(socket) as client:
+            yield client
+        return
+    assert model is not None
+    with LoadBar() as bar:
+        async with private_daemon(model, engine, slots=1, verbose=verbose) as child:
+            await child.ready(bar.show_status)
+            yield child.client
+
+
 def _echo(line: str) -> None:
     typer.echo(line, err=True)
 
 
 async def chat_prompt(client: Client, content: str, system: str = "") -> Prompt:
     """Return a user's message as a prompt, by the template of the model that is loaded."""
-    if importlib.util.find_spec("jinja2") is None:
-        raise CommandFailed("chat needs jinja2; to install it: pip install jinja2", UNAVAILABLE)
-    from runnerd.chat import ChatError, ChatMessage, render_chat  # optional, and not always used
-
-    model = await client.model()
     messages = [ChatMessage("system", system)] if system else []
     messages.append(ChatMessage("user", content))
     try:
-        return [*render_chat(model.chat_template, messages)]
+        return await client.chat_prompt(messages)
     except ChatError as err:
         raise CommandFailed(str(err), BAD_INPUT) from err

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.config import Config, check_config
 from runnerd.engine.base import EngineConfig
 from runnerd.models import resolve_model
@@ -44,6 +45,17 @@ def serve(
     flash_attn: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Flash attention.")
     ] = "auto",
+    swa_full: Annotated[
+        bool,
+        typer.Option("--swa-full", help="Sliding-window layers keep every position: more memory."),
+    ] = False,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(help="A LoRA adapter that requests may name.", metavar="NAME=PATH"),
+    ] = None,
+    embed_max: Annotated[
+        int, typer.Option(help="Tokens of the longest input of an embedding; 0: as --ubatch.")
+    ] = 0,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     max_connections: Annotated[int, typer.Option(help="Clients at the same time.")] = 256,
     target_itl_ms: Annotated[
@@ -85,6 +97,9 @@ def serve(
             n_threads=threads,
             kv=kv,
             flash_attn=flash_attn,
+            swa_full=swa_full,
+            adapters=tuple(map(_adapter, lora or ())),
+            n_embed=embed_max,
         ),
         socket_path=socket,
         inherited_fd=fd,
@@ -96,6 +111,13 @@ def serve(
     )
     check_config(config)
     raise typer.Exit(_run(config, log_level, log_format, async_backend))
+
+
+def _adapter(argument: str) -> tuple[str, str]:
+    name, equals, path = argument.partition("=")
+    if not equals:
+        raise CommandFailed(f"--lora {argument} is not NAME=PATH", USAGE)
+    return name, path
 
 
 def _run(

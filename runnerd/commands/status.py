@@ -8,7 +8,8 @@ import anyio
 import msgspec
 import typer
 
-from runnerd.commands.failure import UNAVAILABLE, CommandFailed, connected, translated
+from runnerd.commands.failure import UNAVAILABLE, USAGE, CommandFailed, connected, translated
+from runnerd.commands.prometheus import prometheus_text
 from runnerd_protocol.messages import Status
 
 if TYPE_CHECKING:
@@ -24,14 +25,24 @@ def status(
     json: Annotated[
         bool, typer.Option("--json", help="A JSON object; with --watch one per line.")
     ] = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Counters and gauges for a scraper's text file.")
+    ] = False,
 ) -> None:
     """Show how a daemon is doing.
 
+    With --prometheus, stdout gets all figures in the text format of Prometheus, named runnerd_*.
+
     Exit status: 0 it answered, 69 nobody listens or the connection broke.
     """
+    if prometheus and (watch or json):
+        raise CommandFailed("--prometheus goes with neither --watch nor --json", USAGE)
 
     async def run() -> None:
         async with connected(socket) as client:
+            if prometheus:
+                sys.stdout.write(prometheus_text(await client.status()))
+                return
             if not watch:
                 _show(await client.status(), json=json)
                 return
@@ -97,8 +108,17 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ("KV cache", f"{status.n_cells_used} of {status.n_cells} cells used"),
         ("speed", f"{status.tokens_per_s:.1f} tokens/s generated"),
         ("steps", step),
-        ("requests", f"{status.n_requests}, {status.n_failed} failed"),
-        ("tokens", f"{status.n_prompt_tokens} prompt, {status.n_generated_tokens} generated"),
+        (
+            "requests",
+            f"{status.n_requests}, {status.n_failed} failed, {status.n_cancelled} cancelled,"
+            f" {status.n_timed_out} out of time",
+        ),
+        (
+            "tokens",
+            f"{status.n_prompt_tokens} prompt, {status.n_cached_tokens} cached,"
+            f" {status.n_generated_tokens} generated",
+        ),
+        ("embeddings", f"{status.n_embedded} inputs"),
         ("process", _process(status)),
     ]
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from msgspec import NODEFAULT, inspect
+from msgspec import NODEFAULT, inspect, json
 
 from runnerd_protocol.messages import Message
 
@@ -51,9 +51,13 @@ def type_in_words(kind: inspect.Type) -> str:
     match kind:
         case inspect.UnionType(types=types):
             return " or ".join(type_in_words(each) for each in types)
+        case inspect.ListType(item_type=inspect.UnionType(types=[inspect.StrType(), _])):
+            return "array of prompts"
         case inspect.ListType(item_type=inspect.UnionType()):
             return "array of parts"
-        case inspect.ListType(item_type=item):
+        case inspect.ListType(item_type=inspect.StructType(cls=cls, array_like=True)):
+            return f"array of {name_in_words(cls)}"
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             return f"array of {type_in_words(item)}"
         case inspect.StructType() | inspect.DictType():
             return "map"
@@ -62,6 +66,11 @@ def type_in_words(kind: inspect.Type) -> str:
         case inspect.NoneType():
             return "null"
     return type(kind).__name__.removesuffix("Type").lower()
+
+
+def name_in_words(kind: type) -> str:
+    """Return the name of a struct without a tag, as the specification writes it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def default_in_words(field: inspect.Field) -> str:
@@ -73,14 +82,21 @@ def default_in_words(field: inspect.Field) -> str:
         return words.get(value, f'"{value}"')
     if isinstance(value, int | float):
         return repr(value)
-    return "[]" if isinstance(value, list) else "{}"
+    return json.encode(value).decode().replace(",", ", ")
 
 
 def bounds_in_words(kind: inspect.Type) -> str:
     match kind:
         case inspect.UnionType(types=types):
             return "; ".join(filter(None, map(bounds_in_words, types)))
-        case inspect.ListType(item_type=item, max_length=max_length):
+        case inspect.DictType(key_type=key, value_type=value, max_length=max_length):
+            outer = f"at most {max_length} items" if max_length else ""
+            bounds = (("keys", bounds_in_words(key)), ("values", bounds_in_words(value)))
+            return "; ".join(filter(None, [outer, *(f"{n} {b}" for n, b in bounds if b)]))
+        case (
+            inspect.ListType(item_type=item, max_length=max_length)
+            | inspect.VarTupleType(item_type=item, max_length=max_length)
+        ):
             outer = f"at most {max_length} items" if max_length else ""
             inner = bounds_in_words(item)
             return "; ".join(filter(None, [outer, f"each {inner}" if inner else ""]))
@@ -91,14 +107,14 @@ def bounds_in_words(kind: inspect.Type) -> str:
         case inspect.FloatType(ge=low, le=high) if low is not None and high is not None:
             return f"{_number(low)} to {_number(high)}"
         case inspect.StrType(min_length=low, max_length=high) if high is not None:
-            return f"{low} to {high} characters" if low else f"at most {high} characters"
+            return f"{low} to {high} characters" if low else f"at most {_number(high)} characters"
         case inspect.LiteralType(values=values):
             return ", ".join(map(str, values))
     return ""
 
 
 def _number(value: float) -> str:
-    for power in (31, 32, 63):
+    for power in (20, 31, 32, 63):
         for sign in (1, -1):
             rest = value - sign * 2**power if isinstance(value, int) else 9
             if -2 <= rest <= 0:

@@ -12,6 +12,7 @@ from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
     Accepted,
     Cancel,
+    Choice,
     Delta,
     Failed,
     Finished,
@@ -113,6 +114,17 @@ def test_a_request_is_active_until_its_last_answer() -> None:
         client.receive(server.send(answer))
         assert client.active == server.active == (1,)
     client.receive(server.send(Finished(1, "stop", n_text_bytes=5)))
+    assert client.active == server.active == ()
+
+
+def test_the_text_of_all_completions_counts_towards_the_whole() -> None:
+    client, server = open_pair()
+    server.receive(client.send(Generate(1, "hi", n=2)))
+    client.receive(server.send(Accepted(1)))
+    for index, text in enumerate(("é", "abc")):
+        client.receive(server.send(Delta(1, text, index=index)))
+    choices = [Choice("stop", n_text_bytes=2), Choice("length", n_text_bytes=3)]
+    client.receive(server.send(Finished(1, "stop", n_text_bytes=5, choices=choices)))
     assert client.active == server.active == ()
 
 

@@ -6,11 +6,15 @@ from msgspec import msgpack
 from runnerd_protocol.framing import FrameDecoder, encode_frame
 from runnerd_protocol.messages import (
     Accepted,
+    Adapter,
     Cancel,
+    Choice,
     ClientMessage,
     DaemonMessage,
     Delta,
     Detokenize,
+    Embed,
+    Embeddings,
     Failed,
     Finished,
     Generate,
@@ -18,6 +22,7 @@ from runnerd_protocol.messages import (
     GetStatus,
     Hello,
     Model,
+    PromptProgress,
     ProtocolError,
     Status,
     Subscribe,
@@ -25,8 +30,10 @@ from runnerd_protocol.messages import (
     TextPart,
     Timings,
     Tokenize,
+    TokenLogprobs,
     Tokens,
     TokensPart,
+    TopLogprob,
     Welcome,
 )
 
@@ -69,6 +76,61 @@ GOLDEN: list[tuple[ClientMessage | DaemonMessage, str]] = [
         "cbbff0000000000000b070726573656e63655f70656e616c7479cb4000000000000000ae70656e616c74795f"
         "6c6173745f6e00a473656564cefffffffea66e5f6b656570ffa87472756e63617465c3a57368696674c3ad72"
         "657475726e5f746f6b656e73c3",
+    ),
+    (
+        Generate(
+            3,
+            "hi",
+            dynatemp_range=0.5,
+            dynatemp_exponent=2.0,
+            typical_p=0.5,
+            top_n_sigma=1.0,
+            xtc_probability=0.5,
+            xtc_threshold=0.25,
+            dry_multiplier=1.0,
+            dry_base=2.0,
+            dry_allowed_length=3,
+            dry_last_n=0,
+            dry_breakers=("\n",),
+            mirostat=2,
+            mirostat_tau=4.0,
+            mirostat_eta=0.5,
+            logit_bias={5: -1000.0, 70000: 1.5},
+            ignore_end=True,
+            logprobs=0,
+            grammar='root ::= "x"',
+            json_schema="{}",
+            adapters=[Adapter("tone"), Adapter("style", 0.5)],
+            cache_scope="tenant",
+            n=2,
+            priority="high",
+            queue_timeout_s=1.0,
+            timeout_s=60.0,
+            return_progress=True,
+        ),
+        "00000231de001da474797065a867656e6572617465aa726571756573745f696403a670726f6d7074a26869ae"
+        "64796e6174656d705f72616e6765cb3fe0000000000000b164796e6174656d705f6578706f6e656e74cb4000"
+        "000000000000a97479706963616c5f70cb3fe0000000000000ab746f705f6e5f7369676d61cb3ff000000000"
+        "0000af7874635f70726f626162696c697479cb3fe0000000000000ad7874635f7468726573686f6c64cb3fd0"
+        "000000000000ae6472795f6d756c7469706c696572cb3ff0000000000000a86472795f62617365cb40000000"
+        "00000000b26472795f616c6c6f7765645f6c656e67746803aa6472795f6c6173745f6e00ac6472795f627265"
+        "616b65727391a10aa86d69726f7374617402ac6d69726f737461745f746175cb4010000000000000ac6d6972"
+        "6f737461745f657461cb3fe0000000000000aa6c6f6769745f626961738205cbc08f400000000000ce000111"
+        "70cb3ff8000000000000aa69676e6f72655f656e64c3a86c6f6770726f627300a76772616d6d6172ac726f6f"
+        "74203a3a3d20227822ab6a736f6e5f736368656d61a27b7da861646170746572739281a46e616d65a4746f6e"
+        "6582a46e616d65a57374796c65a57363616c65cb3fe0000000000000ab63616368655f73636f7065a674656e"
+        "616e74a16e02a87072696f72697479a468696768af71756575655f74696d656f75745f73cb3ff00000000000"
+        "00a974696d656f75745f73cb404e000000000000af72657475726e5f70726f6772657373c3",
+    ),
+    (
+        Embed(4, ["hi", [TokensPart([1, 2])]]),
+        "0000003b83a474797065a5656d626564aa726571756573745f696404a6696e7075747392a268699182a47479"
+        "7065a6746f6b656e73a6746f6b656e73920102",
+    ),
+    (
+        Embed(5, [], pooling="last", normalize=False, truncate=True),
+        "0000004286a474797065a5656d626564aa726571756573745f696405a6696e7075747390a7706f6f6c696e67"
+        "a46c617374a96e6f726d616c697a65c2a87472756e63617465c3",
     ),
     (
         Tokenize(2**63 - 1, "é", add_bos=False),
@@ -118,6 +180,16 @@ GOLDEN: list[tuple[ClientMessage | DaemonMessage, str]] = [
         "7465a76c6f6164696e67ad6c6f61645f6672616374696f6ecb3fe0000000000000",
     ),
     (
+        PromptProgress(1, n_ahead=2),
+        "0000002b83a474797065af70726f6d70745f70726f6772657373aa726571756573745f696401a76e5f616865"
+        "616402",
+    ),
+    (
+        PromptProgress(1, n_prompt=300, n_cached=100, n_processed=228, index=1),
+        "0000004d86a474797065af70726f6d70745f70726f6772657373aa726571756573745f696401a86e5f70726f"
+        "6d7074cd012ca86e5f63616368656464ab6e5f70726f636573736564cce4a5696e64657801",
+    ),
+    (
         Delta(1, "Hé"),
         "0000002183a474797065a564656c7461aa726571756573745f696401a474657874a348c3a9",
     ),
@@ -127,8 +199,24 @@ GOLDEN: list[tuple[ClientMessage | DaemonMessage, str]] = [
         "a6746f6b656e73920506",
     ),
     (
+        Delta(
+            1,
+            "é",
+            n_tokens=2,
+            index=3,
+            logprobs=[
+                TokenLogprobs(195, -0.5, b"\xc3", [TopLogprob(195, -0.5, b"\xc3")]),
+                TokenLogprobs(169, -1.0, b"\xa9"),
+            ],
+        ),
+        "0000006a86a474797065a564656c7461aa726571756573745f696401a474657874a2c3a9a86e5f746f6b656e"
+        "7302a5696e64657803a86c6f6770726f62739294ccc3cbbfe0000000000000c401c39193ccc3cbbfe0000000"
+        "000000c401c394cca9cbbff0000000000000c401a990",
+    ),
+    (
         Finished(1, "stop"),
-        "0000002783a474797065a866696e6973686564aa726571756573745f696401a6726561736f6ea473746f70",
+        "00000029de0003a474797065a866696e6973686564aa726571756573745f696401a6726561736f6ea473746f"
+        "70",
     ),
     (
         Finished(
@@ -146,19 +234,61 @@ GOLDEN: list[tuple[ClientMessage | DaemonMessage, str]] = [
             seed=7,
             timings=Timings(1.0, 2.0, 0.5, 0.75, 4.0),
         ),
-        "0000010a8ea474797065a866696e6973686564aa726571756573745f696401a6726561736f6ead73746f705f"
-        "73657175656e6365ad73746f705f73657175656e6365a10aa86e5f70726f6d70740aa86e5f63616368656404"
-        "ab6e5f67656e657261746564ccc8ac6e5f746578745f6279746573ce00011170a66e5f6b65657001ab6e5f74"
-        "72756e636174656402a86e5f73686966747301a96e5f7368696674656409a47365656407a774696d696e6773"
-        "85a871756575655f6d73cb3ff0000000000000a7747466745f6d73cb4000000000000000aa69746c5f703530"
-        "5f6d73cb3fe0000000000000aa69746c5f7039355f6d73cb3fe8000000000000a8746f74616c5f6d73cb4010"
-        "000000000000",
+        "0000010cde000ea474797065a866696e6973686564aa726571756573745f696401a6726561736f6ead73746f"
+        "705f73657175656e6365ad73746f705f73657175656e6365a10aa86e5f70726f6d70740aa86e5f6361636865"
+        "6404ab6e5f67656e657261746564ccc8ac6e5f746578745f6279746573ce00011170a66e5f6b65657001ab6e"
+        "5f7472756e636174656402a86e5f73686966747301a96e5f7368696674656409a47365656407a774696d696e"
+        "677385a871756575655f6d73cb3ff0000000000000a7747466745f6d73cb4000000000000000aa69746c5f70"
+        "35305f6d73cb3fe0000000000000aa69746c5f7039355f6d73cb3fe8000000000000a8746f74616c5f6d73cb"
+        "4010000000000000",
+    ),
+    (
+        Finished(
+            1,
+            "timeout",
+            n_generated=3,
+            n_suspended=1,
+            choices=[
+                Choice("timeout", n_generated=2, seed=7, timings=Timings(prefill_ms=1.0)),
+                Choice(
+                    "stop_sequence",
+                    stop_sequence="x",
+                    n_cached=4,
+                    n_generated=1,
+                    n_text_bytes=1,
+                    n_shifts=1,
+                    n_shifted=2,
+                    n_suspended=1,
+                    seed=8,
+                    timings=Timings(decode_ms=1.0, sampling_ms=0.5),
+                ),
+            ],
+        ),
+        "00000133de0006a474797065a866696e6973686564aa726571756573745f696401a6726561736f6ea774696d"
+        "656f7574ab6e5f67656e65726174656403ab6e5f73757370656e64656401a763686f696365739284a6726561"
+        "736f6ea774696d656f7574ab6e5f67656e65726174656402a47365656407a774696d696e677381aa70726566"
+        "696c6c5f6d73cb3ff00000000000008aa6726561736f6ead73746f705f73657175656e6365ad73746f705f73"
+        "657175656e6365a178a86e5f63616368656404ab6e5f67656e65726174656401ac6e5f746578745f62797465"
+        "7301a86e5f73686966747301a96e5f7368696674656402ab6e5f73757370656e64656401a47365656408a774"
+        "696d696e677382a96465636f64655f6d73cb3ff0000000000000ab73616d706c696e675f6d73cb3fe0000000"
+        "000000",
     ),
     (
         Failed(1, "overloaded", "the queue is full", retryable=True, details={"n_waiting": 8}),
         "0000006286a474797065a66661696c6564aa726571756573745f696401a4636f6465aa6f7665726c6f616465"
         "64a76d657373616765b17468652071756575652069732066756c6ca9726574727961626c65c3a76465746169"
         "6c7381a96e5f77616974696e6708",
+    ),
+    (
+        Embeddings(4, [bytes(4), b"\x00\x00\x80?"], 1, [2, 3]),
+        "0000004685a474797065aa656d62656464696e6773aa726571756573745f696404a7766563746f727392c404"
+        "00000000c4040000803fa66e5f64696d7301a86e5f746f6b656e73920203",
+    ),
+    (
+        Embeddings(4, [], 384, [], first=7, last=False, truncated=[0, 300]),
+        "0000005688a474797065aa656d62656464696e6773aa726571756573745f696404a7766563746f727390a66e"
+        "5f64696d73cd0180a86e5f746f6b656e7390a5666972737407a46c617374c2a97472756e63617465649200cd"
+        "012c",
     ),
     (
         Tokens(2, [1, 2, 3]),
@@ -175,9 +305,27 @@ GOLDEN: list[tuple[ClientMessage | DaemonMessage, str]] = [
     ),
     (
         Model(9, "tiny", 259, 64, 128, bos_token=256, end_tokens=[257]),
-        "0000005e88a474797065a56d6f64656caa726571756573745f696409a46e616d65a474696e79a76e5f766f63"
-        "6162cd0103a56e5f63747840ab6e5f6374785f747261696ecc80a9626f735f746f6b656ecd0100aa656e645f"
-        "746f6b656e7391cd0101",
+        "00000060de0008a474797065a56d6f64656caa726571756573745f696409a46e616d65a474696e79a76e5f76"
+        "6f636162cd0103a56e5f63747840ab6e5f6374785f747261696ecc80a9626f735f746f6b656ecd0100aa656e"
+        "645f746f6b656e7391cd0101",
+    ),
+    (
+        Model(
+            9,
+            "tiny",
+            259,
+            64,
+            128,
+            adapters=["tone"],
+            can_generate=False,
+            n_embd=384,
+            n_embed=512,
+            poolings=["model", "cls"],
+        ),
+        "0000008ade000ba474797065a56d6f64656caa726571756573745f696409a46e616d65a474696e79a76e5f76"
+        "6f636162cd0103a56e5f63747840ab6e5f6374785f747261696ecc80a8616461707465727391a4746f6e65ac"
+        "63616e5f67656e6572617465c2a66e5f656d6264cd0180a76e5f656d626564cd0200a8706f6f6c696e677392"
+        "a56d6f64656ca3636c73",
     ),
 ]
 

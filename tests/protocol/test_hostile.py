@@ -12,8 +12,10 @@ from runnerd_protocol.connection import Rejection, ServerConnection
 from runnerd_protocol.errors import FAILED_CODES, PROTOCOL_ERROR_CODES
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
+    Adapter,
     ClientMessage,
     Detokenize,
+    Embed,
     Failed,
     Generate,
     GetStatus,
@@ -36,6 +38,8 @@ from tests.protocol.builders import (
 GOOD: list[ClientMessage] = [
     Generate(1, "hello", stop=["a", "b"], temperature=0.5, seed=7),
     Generate(2, [TextPart("x", special=True), TokensPart([1, 300, 70000])], n_keep=-1),
+    Generate(2, "x", logit_bias={7: -1.0}, adapters=[Adapter("tone", 0.5)], n=2),
+    Embed(2, ["a", [TokensPart([1])]]),
     Tokenize(3, "é"),
     Detokenize(4, [1, 2, 3]),
     Subscribe(5, 0.5),

@@ -77,6 +77,16 @@ def test_a_number_may_be_as_large_and_as_small_as_its_bounds(name: str) -> None:
         ({"prompt": [{"type": "image"}]}, "prompt[0].type", "'image'", "a known value"),
         ({"prompt": [{"type": "tokens", "tokens": [7, -1]}]}, "prompt[0].tokens[1]", "-1", None),
         ({"truncate": 1}, "truncate", "1", "bool, got int"),
+        ({"logit_bias": {7: 0, -1: 0}}, "logit_bias", "-1", "int >= 0"),
+        ({"logit_bias": {7: 0, "x": 0}}, "logit_bias", "'x'", "int, got str"),
+        ({"logit_bias": {True: 0}}, "logit_bias", "True", "int, got bool"),
+        ({"logit_bias": {7: 0, 8: 1001}}, "logit_bias[8]", "1001", "float <= 1000.0"),
+        ({"logit_bias": {7: math.nan}}, "logit_bias[7]", "nan", "float >= -1000.0"),
+        ({"logit_bias": [7]}, "logit_bias", "[7]", "object, got array"),
+        ({"logit_bias": dict.fromkeys(range(4097), 0)}, "logit_bias", None, None),
+        ({"adapters": [{"name": ""}]}, "adapters[0].name", "''", "str of length >= 1"),
+        ({"dry_breakers": ["\n", ""]}, "dry_breakers[1]", "''", "str of length >= 1"),
+        ({"priority": "urgent"}, "priority", "'urgent'", "a known value"),
         ({"repeat_penalty": 5e-324}, "repeat_penalty", "5e-324", "float >= 0.01"),
     ],
 )
@@ -95,6 +105,8 @@ def test_a_bad_field_is_told_by_its_path_value_and_limit(
         ({"type": "generate", "request_id": 1}, "prompt"),
         ({**GENERATE, "prompt": [{"text": "x"}]}, "prompt[0].type"),
         ({**GENERATE, "prompt": ["x"]}, "prompt[0]"),
+        ({**GENERATE, "adapters": [{"scale": 1}]}, "adapters[0].name"),
+        ({"type": "embed", "request_id": 1}, "inputs"),
         ({"type": "detokenize", "request_id": 1}, "tokens"),
     ],
 )
@@ -124,6 +136,13 @@ def test_a_long_value_is_told_in_few_printable_characters() -> None:
 def test_a_huge_value_is_told_by_its_size() -> None:
     reply = answer_to(open_server(), raw_frame({**GENERATE, "top_k": "x" * 70_000}))
     assert reply.details["value"] == "(70005 bytes)"
+
+
+def test_a_huge_map_with_a_bad_key_is_told_by_its_size() -> None:
+    biases: dict[object, float] = {7: 0.5, "x" * 70_000: 0.0}
+    reply = answer_to(open_server(), raw_frame({**GENERATE, "logit_bias": biases}))
+    assert reply.details["field"] == "logit_bias"
+    assert str(reply.details["value"]).endswith(" bytes)")
 
 
 def test_unknown_fields_are_ignored() -> None:

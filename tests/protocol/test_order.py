@@ -15,12 +15,15 @@ from runnerd_protocol.messages import (
     DaemonMessage,
     Delta,
     Detokenize,
+    Embed,
+    Embeddings,
     Failed,
     Finished,
     Generate,
     GetModel,
     GetStatus,
     Model,
+    PromptProgress,
     Status,
     Subscribe,
     Text,
@@ -36,6 +39,7 @@ def request(letter: str, request_id: int) -> ClientMessage:
     """Return the request that a letter stands for."""
     requests: dict[str, ClientMessage] = {
         "g": Generate(request_id, "hi"),
+        "e": Embed(request_id, ["hi"]),
         "k": Tokenize(request_id, "hi"),
         "d": Detokenize(request_id, [1]),
         "s": GetStatus(request_id),
@@ -49,9 +53,12 @@ def reply(letter: str, request_id: int) -> DaemonMessage:
     """Return the answer that a letter stands for."""
     replies: dict[str, DaemonMessage] = {
         "A": Accepted(request_id),
+        "P": PromptProgress(request_id),
         "D": Delta(request_id, ""),
         "F": Finished(request_id, "stop"),
         "X": Failed(request_id, "internal", ""),
+        "V": Embeddings(request_id, [], 1, [], last=False),
+        "E": Embeddings(request_id, [], 1, []),
         "K": Tokens(request_id, []),
         "T": Text(request_id, ""),
         "S": Status(request_id, "ready"),
@@ -63,17 +70,26 @@ def reply(letter: str, request_id: int) -> DaemonMessage:
 
 # All answers that a request may have had at some time, and all that it may have had at its end.
 SO_FAR = {
-    "g": "X?|AD*[FX]?",
+    "g": "X?|A[PD]*[FX]?",
+    "e": "V*[EX]?",
     "k": "[KX]?",
     "d": "[TX]?",
     "s": "[LX]?",
     "w": "S*[LX]?",
     "m": "[MX]?",
 }
-COMPLETE = {"g": "X|AD*[FX]", "k": "[KX]", "d": "[TX]", "s": "[LX]", "w": "S*[LX]", "m": "[MX]"}
+COMPLETE = {
+    "g": "X|A[PD]*[FX]",
+    "e": "V*[EX]",
+    "k": "[KX]",
+    "d": "[TX]",
+    "s": "[LX]",
+    "w": "S*[LX]",
+    "m": "[MX]",
+}
 
 steps = st.lists(
-    st.tuples(st.sampled_from("gkdswm" * 2 + "ADDFXKTSSLM"), st.integers(0, N_IDS - 1)),
+    st.tuples(st.sampled_from("gekdswm" * 2 + "APDDFXVEKTSSLM"), st.integers(0, N_IDS - 1)),
     max_size=40,
 )
 

@@ -11,6 +11,8 @@ from runnerd_protocol.connection import ClientConnection, Rejection, ServerConne
 from runnerd_protocol.errors import FAILED_CODES, PROTOCOL_ERROR_CODES, CodeMeaning
 from runnerd_protocol.messages import (
     Accepted,
+    Adapter,
+    Choice,
     ClientMessage,
     DaemonMessage,
     Delta,
@@ -20,10 +22,12 @@ from runnerd_protocol.messages import (
     Message,
     TextPart,
     Timings,
+    TokenLogprobs,
     TokensPart,
+    TopLogprob,
     Welcome,
 )
-from runnerd_protocol.order import FIRST_PHASE, FROM_CLIENT, FROM_DAEMON, PHASES
+from runnerd_protocol.order import FIRST_PHASE, FROM_CLIENT, FROM_DAEMON, PHASES, Event
 from tests.protocol.spec import code_block, rows_of, table, tag_of
 
 MESSAGES: tuple[type[Message], ...] = tuple(
@@ -38,7 +42,15 @@ def test_the_table_of_a_message_has_the_fields_of_its_struct(kind: type[Message]
 
 @pytest.mark.parametrize(
     ("title", "kind"),
-    [("`text` part", TextPart), ("`tokens` part", TokensPart), ("`timings`", Timings)],
+    [
+        ("`text` part", TextPart),
+        ("`tokens` part", TokensPart),
+        ("`adapter`", Adapter),
+        ("`token_logprobs`", TokenLogprobs),
+        ("`top_logprob`", TopLogprob),
+        ("`choice`", Choice),
+        ("`timings`", Timings),
+    ],
 )
 def test_the_table_of_an_inner_map_has_the_fields_of_its_struct(title: str, kind: type) -> None:
     assert [row[:4] for row in table(title)] == rows_of(kind)
@@ -78,10 +90,17 @@ def test_the_first_phases_are_those_of_the_package() -> None:
 
 def test_the_phases_of_a_request_are_those_of_the_package() -> None:
     assert table("Phases") == [
-        [phase, "status with last" if event == "last_status" else tag_of(event), after]
+        [phase, event_in_words(event), after]
         for phase, events in PHASES.items()
         for event, after in events.items()
     ]
+
+
+def event_in_words(event: Event) -> str:
+    """Return a message's type, and whether it is a last one, as the specification says it."""
+    if isinstance(event, str):
+        return f"{event.removeprefix('last_')} with last"
+    return tag_of(event)
 
 
 def test_the_session_in_bytes_is_what_both_ends_say() -> None:

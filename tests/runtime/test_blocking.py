@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runnerd.blocking import BlockingClient
-from runnerd.client import ConnectionLost, RequestFailed
+from runnerd.client import CannotConnect, ChatMessage, ConnectionLost, RequestFailed
 from runnerd_protocol.framing import encode_frame
-from runnerd_protocol.messages import Welcome
+from runnerd_protocol.messages import PromptProgress, Welcome
 from tests.processes import PATIENCE_S, serving
 
 
@@ -45,6 +45,37 @@ def test_the_model_and_the_status_are_told(client: BlockingClient) -> None:
     assert client.status().state == "ready"
 
 
+def test_progress_is_told_in_the_thread_that_reads(client: BlockingClient) -> None:
+    told: list[tuple[int, str]] = []
+
+    def tell(progress: PromptProgress) -> None:
+        told.append((progress.n_processed, threading.current_thread().name))
+
+    client.complete("x" * 50, max_tokens=1, on_progress=tell)
+    assert told[-1] == (51, threading.current_thread().name)
+
+
+def test_a_chat_is_rendered_and_answered(client: BlockingClient) -> None:
+    turns = [ChatMessage("user", "hello")]
+    done = client.complete_chat(turns, max_tokens=3, n=2)
+    assert [choice.summary.n_generated for choice in done.choices] == [3, 3]
+    with client.chat(turns, max_tokens=3) as stream:
+        assert sum(delta.n_tokens for delta in stream) == 3
+    assert done.finished.n_prompt == len(client.tokenize(client.chat_prompt(turns)))
+
+
+def test_embeddings_come_as_arrays(client: BlockingClient) -> None:
+    vectors = client.embed(["hello", "there"])
+    assert len(vectors) == 2
+    assert {len(vector) for vector in vectors} == {client.model().n_embd}
+
+
+def test_statuses_are_told_until_the_block_is_left(client: BlockingClient) -> None:
+    with client.subscribe(0.05) as statuses:
+        assert [next(statuses).state for _ in range(3)] == ["ready"] * 3
+    assert client.status().state == "ready"
+
+
 def test_leaving_a_stream_early_frees_its_slot(client: BlockingClient) -> None:
     with client.generate("hello", shift=True) as stream:
         next(stream)
@@ -74,8 +105,8 @@ def test_a_refused_request_raises_what_the_daemon_said(client: BlockingClient) -
     assert client.complete("x", max_tokens=1).finished.n_generated == 1
 
 
-def test_where_nobody_listens_entering_fails(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), BlockingClient(tmp_path / "nobody"):
+def test_where_nobody_listens_entering_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CannotConnect, match="runnerd serve"), BlockingClient(tmp_path / "nobody"):
         pytest.fail("there is nobody")
 
 

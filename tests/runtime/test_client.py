@@ -1,15 +1,13 @@
 """The client library, above all where things end badly."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
-from anyio.abc import SocketStream, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
-from runnerd.client import CannotSend, Client, ConnectionLost, RequestFailed, connect
+from runnerd.client import CannotConnect, CannotSend, Client, ConnectionLost, RequestFailed, connect
 from runnerd.socket_io import raw_socket, receive
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
@@ -21,42 +19,12 @@ from runnerd_protocol.messages import (
     ProtocolError,
     Status,
     TextPart,
-    Welcome,
 )
 from tests.daemon import PATIENCE_S, running_daemon
-from tests.engines import GatedLoad, SteppedEngine
+from tests.engines import GatedLoad
+from tests.scripted import WELCOME, say, scripted
 
 pytestmark = pytest.mark.anyio
-
-WELCOME = Welcome(1, 2**24)
-
-
-async def say(stream: UNIXSocketStream, *messages: DaemonMessage | bytes) -> None:
-    await stream.send(b"".join(m if isinstance(m, bytes) else encode_frame(m) for m in messages))
-
-
-@asynccontextmanager
-async def scripted(script: Callable[[UNIXSocketStream], Awaitable[None]]) -> AsyncIterator[Path]:
-    """Listen as a daemon that reads once, follows its script, and closes."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "socket")
-
-        async def serve(stream: SocketStream) -> None:
-            assert isinstance(stream, UNIXSocketStream)
-            async with stream:
-                await receive(raw_socket(stream), 2**16)
-                await script(stream)
-
-        async def accept() -> None:
-            await listener.serve(serve)
-
-        async with (
-            await anyio.create_unix_listener(path) as listener,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(accept)
-            yield path
-            tasks.cancel_scope.cancel()
 
 
 # --- streams that end badly ---------------------------------------------------------------------
@@ -201,157 +169,11 @@ async def test_a_reproach_that_is_not_fatal_fails_the_request_that_it_names() ->
         assert (await client.status()).state == "ready"
 
 
-async def test_nobody_listens_is_an_os_error() -> None:
-    with TemporaryDirectory() as folder, pytest.raises(OSError, match="No such file"):
+async def test_where_nobody_listens_the_error_says_what_to_do() -> None:
+    advice = "No such file.*runnerd serve MODEL --socket .*nothing"
+    with TemporaryDirectory() as folder, pytest.raises(CannotConnect, match=advice):
         async with connect(Path(folder, "nothing")):
             pass
-
-
-# --- exceptions and cancellation ----------------------------------------------------------------
-
-
-class OfTheCaller(Exception):
-    pass
-
-
-async def test_the_callers_own_exception_arrives_as_it_is() -> None:
-    async with running_daemon() as daemon:
-        cause = ValueError("cause")
-        with pytest.raises(OfTheCaller) as caught:
-            async with connect(daemon.path) as client, client.generate("x", shift=True) as stream:
-                await anext(stream)
-                raise OfTheCaller from cause
-        assert caught.value.__cause__ is cause
-        await daemon.has_all_slots()
-
-
-async def test_the_callers_own_exception_outlives_the_loss_of_the_connection() -> None:
-    async def script(stream: UNIXSocketStream) -> None:
-        await say(stream, WELCOME)
-        await receive(raw_socket(stream), 2**16)
-        await say(stream, Accepted(1))
-
-    async with scripted(script) as path:
-        with pytest.raises(OfTheCaller):
-            async with connect(path) as client, client.generate("x") as stream:
-                with pytest.raises(ConnectionLost):
-                    await anext(stream)
-                raise OfTheCaller
-
-
-async def test_a_group_of_the_caller_stays_a_group() -> None:
-    async with running_daemon() as daemon:
-        group = ExceptionGroup("two", [OfTheCaller(1), OfTheCaller(2)])
-        with pytest.raises(ExceptionGroup) as caught:
-            async with connect(daemon.path):
-                raise group
-        assert caught.value.exceptions == group.exceptions
-
-
-async def test_a_cancel_scope_around_a_stream_ends_it_at_the_daemon_too() -> None:
-    async with running_daemon() as daemon, connect(daemon.path) as client:
-        with anyio.CancelScope() as scope:
-            async with client.generate("x", shift=True) as stream:
-                async for _ in stream:
-                    scope.cancel()
-        assert scope.cancelled_caught
-        await daemon.until(lambda: not daemon.runner.batcher or not daemon.runner.batcher.seq_ids)
-        assert (await client.complete("y", max_tokens=3)).finished.n_generated == 3
-
-
-async def test_a_cancel_scope_around_a_connection_ends_all_of_it() -> None:
-    async with running_daemon() as daemon:
-        with anyio.CancelScope() as scope:
-            async with connect(daemon.path) as client, client.generate("x", shift=True) as stream:
-                async for _ in stream:
-                    scope.cancel()
-        assert scope.cancelled_caught
-        await daemon.until(lambda: daemon.server.n_connections == 0)
-        await daemon.has_all_slots()
-
-
-async def test_a_timeout_around_a_completion_leaves_the_connection_usable() -> None:
-    async with running_daemon(load=SteppedEngine) as daemon, connect(daemon.path) as client:
-        with anyio.move_on_after(0.05) as scope:
-            await client.complete("x")
-        assert scope.cancelled_caught
-        daemon.engine_as(SteppedEngine).let_all_go()
-        assert (await client.complete("y", max_tokens=3)).finished.n_generated == 3
-        await daemon.has_all_slots()
-
-
-async def test_a_stream_whose_block_was_left_gives_nothing_more() -> None:
-    async with running_daemon() as daemon, connect(daemon.path) as client:
-        async with client.generate("x", shift=True) as stream:
-            await anext(stream)
-        with anyio.fail_after(PATIENCE_S), pytest.raises(ConnectionLost, match="block was left"):
-            async for _ in stream:
-                pass
-
-
-async def test_leaving_the_connections_block_ends_its_requests() -> None:
-    async with running_daemon() as daemon:
-        for _ in range(20):
-            async with connect(daemon.path) as client:
-                stack = AsyncExitStack()
-                await stack.enter_async_context(client.generate("x", shift=True))
-                await stack.aclose()
-        await daemon.has_all_slots()
-
-
-async def silence(stream: UNIXSocketStream) -> None:
-    """Welcome a client, and then say nothing until it goes."""
-    await say(stream, WELCOME)
-    while await receive(raw_socket(stream), 2**16):
-        pass
-
-
-async def test_leaving_the_connections_block_ends_what_other_tasks_wait_for() -> None:
-    n_lost = 0
-
-    async def wait(client: Client) -> None:
-        nonlocal n_lost
-        with pytest.raises(ConnectionLost, match="closed here"):
-            await client.status()
-        n_lost += 1
-
-    with anyio.fail_after(PATIENCE_S):
-        async with scripted(silence) as path, anyio.create_task_group() as tasks:
-            async with connect(path) as client:
-                for _ in range(3):
-                    tasks.start_soon(wait, client)
-                await anyio.wait_all_tasks_blocked()
-    assert n_lost == 3
-
-
-async def test_after_the_connections_block_a_call_says_that_it_is_lost() -> None:
-    async with scripted(silence) as path:
-        async with connect(path) as client:
-            pass
-        with pytest.raises(ConnectionLost, match="closed here"):
-            await client.status()
-
-
-async def test_a_cancelled_stream_stays_cancelled_after_the_connections_block() -> None:
-    async def hold(client: Client) -> None:
-        async with client.generate("x"):
-            await anyio.sleep_forever()
-
-    async with scripted(silence) as path, anyio.create_task_group() as tasks:
-        async with connect(path) as client:
-            tasks.start_soon(hold, client)
-            await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-
-
-async def test_what_is_shielded_in_a_cancelled_connection_learns_of_the_loss() -> None:
-    with anyio.fail_after(PATIENCE_S):
-        async with scripted(silence) as path:
-            with anyio.CancelScope() as scope:
-                async with connect(path) as client:
-                    scope.cancel()
-                    with anyio.CancelScope(shield=True), pytest.raises(ConnectionLost):
-                        await client.status()
 
 
 # --- use ----------------------------------------------------------------------------------------

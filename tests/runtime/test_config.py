@@ -35,6 +35,8 @@ def test_the_defaults_are_good() -> None:
         ("ctx-total", {"n_ctx": 100, "n_cells": 99}),
         ("ctx-total", {"n_cells": 1}),
         ("ctx-total", {"n_cells": -1}),
+        ("embed-max", {"n_embed": -1}),
+        ("embed-max", {"n_embed": 2**20 + 1}),
     ],
 )
 def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, int]) -> None:
@@ -74,6 +76,31 @@ def test_a_setting_out_of_range_is_named(name: str, changes: dict[str, float]) -
 def test_a_session_limit_out_of_range_is_named(name: str, limits: SessionLimits) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} "):
         check_config(replace(GOOD, session=limits))
+
+
+@pytest.mark.parametrize(
+    ("adapters", "words"),
+    [
+        ([("", "a.gguf")], "lora name ''"),
+        ([("x" * 257, "a.gguf")], "1 to 256 printable"),
+        ([("a\0b", "a.gguf")], "lora name"),
+        ([("tone", "")], "lora tone has no path"),
+        ([("tone", "a\0b")], "lora tone has no path"),
+        ([("tone", "a"), ("style", "b"), ("tone", "c")], "'tone' is given more than once"),
+        ([(str(i), "a") for i in range(65)], "number of lora adapters 65"),
+    ],
+)
+def test_an_adapter_that_cannot_be_named_is_refused(
+    adapters: list[tuple[str, str]], words: str
+) -> None:
+    engine = replace(GOOD.engine, adapters=tuple(adapters))
+    with pytest.raises(ConfigError, match=words):
+        check_config(replace(GOOD, engine=engine))
+
+
+def test_adapters_with_names_of_their_own_are_good() -> None:
+    engine = replace(GOOD.engine, adapters=(("tone", "a.gguf"), ("style", "a.gguf")))
+    check_config(replace(GOOD, engine=engine))
 
 
 def test_there_must_be_something_to_serve_on() -> None:

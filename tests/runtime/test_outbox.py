@@ -3,15 +3,19 @@
 import anyio
 import pytest
 
-from runnerd.outbox import CROWDED_BYTES, MESSAGE_BYTES, TOKEN_BYTES, Outbox
+from runnerd.outbox import CROWDED_BYTES, LOGPROB_BYTES, MESSAGE_BYTES, TOKEN_BYTES, Outbox
 from runnerd_protocol.messages import (
     Accepted,
     Delta,
+    Embeddings,
     Failed,
     Finished,
+    PromptProgress,
     Status,
     Text,
+    TokenLogprobs,
     Tokens,
+    TopLogprob,
     Welcome,
 )
 
@@ -40,6 +44,64 @@ async def test_deltas_that_wait_together_become_one() -> None:
         Delta(2, "x"),
     ]
     assert outbox.is_empty
+
+
+def picked(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -0.5, b"x", [TopLogprob(7, -0.25, b"y")])
+
+
+async def test_deltas_of_several_completions_are_merged_each_with_its_own() -> None:
+    outbox = Outbox(10_000, Watcher())
+    for text in "ab":
+        for index in (0, 1):
+            outbox.put(Delta(1, f"{text}{index}", 1, [index], index, [picked(index)]))
+    outbox.put(Finished(1, "length"))
+    assert await outbox.take() == [
+        Delta(1, "a0b0", 2, [0, 0], 0, [picked(0)] * 2),
+        Delta(1, "a1b1", 2, [1, 1], 1, [picked(1)] * 2),
+        Finished(1, "length"),
+    ]
+
+
+async def test_what_a_full_request_still_says_goes_out_in_frames_of_its_own() -> None:
+    outbox = Outbox(4, Watcher())
+    for text in ("abc", "de", "f", "g"):
+        outbox.put(Delta(1, text))
+    assert await outbox.take() == [Delta(1, "abcde", 2), Delta(1, "f"), Delta(1, "g")]
+
+
+async def test_of_a_completions_progress_only_the_newest_waits() -> None:
+    outbox = Outbox(100, Watcher())
+    for n_processed in range(3 * CROWDED_BYTES // MESSAGE_BYTES):
+        for index in (0, 1):
+            outbox.put(PromptProgress(1, 9999, n_processed=n_processed, index=index))
+    outbox.put(Delta(1, "a"))
+    outbox.put(PromptProgress(1, 9999, n_processed=9999, index=1))
+    outbox.put(Delta(1, "b"))
+    with anyio.fail_after(1):
+        await outbox.wait_for_room()
+    assert await outbox.take() == [
+        PromptProgress(1, 9999, n_processed=n_processed),
+        PromptProgress(1, 9999, n_processed=9999, index=1),
+        Delta(1, "ab", 2),
+    ]
+
+
+async def test_progress_of_a_reused_id_does_not_replace_what_was_before_its_end() -> None:
+    outbox = Outbox(100, Watcher())
+    outbox.put(PromptProgress(1, n_ahead=1))
+    outbox.put(Finished(1, "cancelled"))
+    outbox.put(PromptProgress(1, n_ahead=2))
+    assert len(await outbox.take()) == 3
+
+
+async def test_log_probabilities_fill_a_mailbox_too() -> None:
+    watcher = Watcher()
+    outbox = Outbox(4 * LOGPROB_BYTES, watcher)
+    outbox.put(Delta(1, "", 2, logprobs=[picked(1), picked(2)]))
+    assert watcher.calls == []
+    outbox.put(Delta(1, "", 1, logprobs=[picked(3)]))
+    assert watcher.calls == [(1, True)]
 
 
 async def test_of_a_subscription_only_the_newest_status_waits() -> None:
@@ -127,11 +189,15 @@ async def test_the_writer_waits_for_mail_and_for_the_bell() -> None:
     [
         (Failed(1, "bad_message", "x"), CROWDED_BYTES // MESSAGE_BYTES),
         (Tokens(1, [0] * 2**16), 1 + CROWDED_BYTES // (MESSAGE_BYTES + TOKEN_BYTES * 2**16)),
+        (
+            Embeddings(1, [bytes(2**16)] * 4, 2**14, [1] * 4),
+            1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18),
+        ),
         (Text(1, "x" * 2**18), 1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18)),
     ],
 )
 async def test_a_crowd_of_answers_makes_the_reader_wait(
-    message: Failed | Tokens | Text, n_most: int
+    message: Failed | Tokens | Text | Embeddings, n_most: int
 ) -> None:
     outbox = Outbox(4, Watcher())
     n_read = 0

@@ -17,7 +17,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from runnerd.client import Client, RequestFailed, attach, connect
+from runnerd.client import CannotConnect, Client, RequestFailed, attach, connect
 from runnerd.config import Config
 from runnerd.engine.base import EngineConfig
 from runnerd.listener import bind_unix
@@ -125,7 +125,7 @@ async def test_a_signal_lets_running_requests_finish_and_exits_with_0(
         async with client.generate("x", max_tokens=100) as stream:
             await anext(stream)
             await ended_by(client, number)
-            with pytest.raises(OSError):  # noqa: PT011  # no file, or nobody behind it
+            with pytest.raises(CannotConnect):  # no file, or nobody behind it
                 async with connect(run.path):
                     pass
             done = await stream.completion()

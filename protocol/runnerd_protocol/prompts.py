@@ -1,0 +1,33 @@
+"""What messages are made of: their base, ids, names, and prompts as parts."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+FinishReason = Literal["stop", "stop_sequence", "length", "context", "timeout", "cancelled"]
+Pooling = Literal["model", "mean", "cls", "last"]
+DaemonState = Literal["starting", "loading", "ready", "stalled", "draining", "stopped", "failed"]
+
+
+class Message(Struct, frozen=True, omit_defaults=True, tag_field="type"):
+    """What every message is: frozen, tagged by `type`, defaults left out."""
+
+
+class TextPart(Message, frozen=True, tag="text"):
+    """Text; with `special` set, names of special tokens in it become those tokens."""
+
+    text: str
+    special: bool = False
+
+
+class TokensPart(Message, frozen=True, tag="tokens"):
+    """Token ids, taken as they are."""
+
+    tokens: list[TokenId]
+
+
+Part = TextPart | TokensPart
+Prompt = str | list[Part]

@@ -1,0 +1,91 @@
+"""What a daemon tells of itself, and of the connection."""
+
+from runnerd_protocol.prompts import DaemonState, Message, Pooling, RequestId
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The answer to `Hello`: the version spoken from here on, and the largest frame."""
+
+    version: int
+    max_frame_bytes: int
+    server: str = ""
+
+
+class Status(Message, frozen=True, tag="status"):
+    """How the daemon is doing. Counters run from its start.
+
+    `load_fraction` is how far `load_phase` is; each phase begins anew. `step_age_s` is the age
+    of the forward pass in progress, 0 when there is none.
+    `tokens_per_s` covers the last few seconds. `resident_bytes` is the process's memory.
+    """
+
+    request_id: RequestId
+    state: DaemonState
+    last: bool = False
+    load_phase: str = ""
+    load_fraction: float = 0.0
+    model: str = ""
+    pid: int = 0
+    uptime_s: float = 0.0
+    n_slots: int = 0
+    n_slots_free: int = 0
+    n_waiting: int = 0
+    max_queue: int = 0
+    n_connections: int = 0
+    n_ctx: int = 0
+    n_batch: int = 0
+    n_cells: int = 0
+    n_cells_used: int = 0
+    n_steps: int = 0
+    n_requests: int = 0
+    n_failed: int = 0
+    n_prompt_tokens: int = 0
+    n_generated_tokens: int = 0
+    tokens_per_s: float = 0.0
+    step_ms: float = 0.0
+    step_age_s: float = 0.0
+    resident_bytes: int = 0
+    n_cached_tokens: int = 0
+    n_cancelled: int = 0
+    n_timed_out: int = 0
+    n_suspended: int = 0
+    n_shifts: int = 0
+    n_embedded: int = 0
+    n_checkpoints: int = 0
+    checkpoint_bytes: int = 0
+    n_generated_limit: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    sampling_s: float = 0.0
+
+
+class Model(Message, frozen=True, tag="model"):
+    """What is loaded. `chat_template` is the model's own Jinja text, empty if it has none."""
+
+    request_id: RequestId
+    name: str
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int = 0
+    size_bytes: int = 0
+    architecture: str = ""
+    chat_template: str = ""
+    bos_token: int | None = None
+    end_tokens: list[int] = []
+    adapters: list[str] = []
+    can_generate: bool = True
+    n_embd: int = 0
+    n_embed: int = 0
+    poolings: list[Pooling] = []
+    eos_token: int | None = None
+
+
+class ProtocolError(Message, frozen=True, tag="protocol_error"):
+    """The peer broke the protocol; with `fatal` the connection is closed after it."""
+
+    code: str
+    message: str
+    fatal: bool = True
+    details: dict[str, int | float | str | None] = {}

@@ -1,0 +1,58 @@
+"""A daemon's status in the text format of Prometheus."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from runnerd_protocol.messages import DaemonState, Status
+
+COUNTERS = {
+    "n_steps": ("steps_total", "Forward passes."),
+    "n_requests": ("requests_total", "Requests accepted."),
+    "n_failed": ("requests_failed_total", "Requests that failed after they were accepted."),
+    "n_cancelled": ("completions_cancelled_total", "Completions that were cancelled."),
+    "n_timed_out": ("completions_timed_out_total", "Completions that ran out of time."),
+    "n_prompt_tokens": ("prompt_tokens_total", "Prompt inputs evaluated."),
+    "n_cached_tokens": ("cached_tokens_total", "Prompt inputs found in the cache."),
+    "n_generated_tokens": ("generated_tokens_total", "Tokens sampled."),
+    "n_shifts": ("context_shifts_total", "Context shifts."),
+    "n_suspended": ("suspensions_total", "Times a completion lost its cells to others."),
+    "n_embedded": ("embedded_inputs_total", "Inputs embedded."),
+    "queue_s": ("queue_seconds_total", "Time that ended completions waited."),
+    "prefill_s": ("prefill_seconds_total", "Time until their first tokens from there."),
+    "decode_s": ("decode_seconds_total", "Time from their first tokens to their last."),
+    "sampling_s": ("sampling_seconds_total", "Time spent on picking their tokens."),
+}
+GAUGES = {
+    "uptime_s": ("uptime_seconds", "Time since the start."),
+    "load_fraction": ("load_ratio", "How far the load's phase is."),
+    "n_slots": ("slots", "Completions that can run at once."),
+    "n_slots_free": ("slots_free", "Slots without a completion."),
+    "n_waiting": ("waiting", "Completions that wait for a slot."),
+    "max_queue": ("waiting_limit", "Completions that may wait."),
+    "n_connections": ("connections", "Clients connected."),
+    "n_cells": ("cells", "Cells of the KV cache."),
+    "n_cells_used": ("cells_used", "Cells in use, cached prefixes included."),
+    "n_checkpoints": ("checkpoints", "Checkpoints kept."),
+    "checkpoint_bytes": ("checkpoint_bytes", "Memory of the checkpoints."),
+    "tokens_per_s": ("generated_tokens_per_second", "Tokens sampled, over the last seconds."),
+    "step_ms": ("step_milliseconds", "Duration of the last forward pass."),
+    "step_age_s": ("step_age_seconds", "Age of the forward pass in progress."),
+    "resident_bytes": ("resident_bytes", "Memory of the process."),
+}
+
+
+def prometheus_text(status: Status) -> str:
+    """Return all counters and gauges, and a gauge of 1 for the state that the daemon is in."""
+    return "\n".join(_lines(status)) + "\n"
+
+
+def _lines(status: Status) -> Iterator[str]:
+    for kind, metrics in (("counter", COUNTERS), ("gauge", GAUGES)):
+        for field, (name, meaning) in metrics.items():
+            yield f"# HELP runnerd_{name} {meaning}"
+            yield f"# TYPE runnerd_{name} {kind}"
+            yield f"runnerd_{name} {getattr(status, field)}"
+    yield "# HELP runnerd_state What the daemon is doing."
+    yield "# TYPE runnerd_state gauge"
+    for state in get_args(DaemonState):
+        yield f'runnerd_state{{state="{state}"}} {int(state == status.state)}'

@@ -1,0 +1,142 @@
+"""The completions of one request: what each has to say, and the one last answer to all.
+
+The decode loop calls `_hear` of each, which never waits. If one fails, the others are ended
+before the request fails.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+import anyio
+import structlog
+
+from runnerd.core.emission import Emission
+from runnerd.core.prompt import Prompt
+from runnerd.core.sequence import FinishReason, Sequence
+from runnerd.core.timings import TimingSummary
+from runnerd.errors import RequestError
+from runnerd.options import N_SEEDS, options_of
+from runnerd.outbox import Outbox
+from runnerd.replies import choice, deltas, finished, progress
+from runnerd.runner import Runner
+from runnerd_protocol import messages as wire
+
+log = structlog.get_logger()
+
+OnEnd = Callable[[wire.Finished | RequestError], None]
+_Ending = tuple[Sequence, FinishReason | RequestError, int, TimingSummary]
+
+
+@dataclass(slots=True, eq=False)
+class _Completion:
+    """One of them. `n_unsent` tokens were sampled since its last delta."""
+
+    index: int
+    seq_id: int = 0
+    n_unsent: int = 0
+    n_text_bytes: int = 0
+
+
+class Completions:
+    """The `n` completions of a request, from their submission to their end."""
+
+    def __init__(
+        self, message: wire.Generate, runner: Runner, outbox: Outbox, on_end: OnEnd
+    ) -> None:
+        self.has_ended = anyio.Event()
+        self._message = message
+        self._runner = runner
+        self._outbox = outbox
+        self._on_end = on_end
+        self._all: list[_Completion] = []
+        self._endings: dict[int, _Ending] = {}
+
+    @property
+    def are_submitted(self) -> bool:
+        """Whether there are sequences that will have an end."""
+        return bool(self._all)
+
+    def submit(self, prompt: Prompt, constraint: object | None, queued_at: float) -> None:
+        """Queue them all, each with a seed of its own.
+
+        Raises:
+            RequestError: they cannot be served; none is queued.
+        """
+        seed = self._message.seed
+        seed = secrets.randbelow(N_SEEDS) if seed is None else seed
+        for index in range(self._message.n):  # what refuses one of them refuses the first
+            completion = _Completion(index)
+            completion.seq_id = self._runner.submit(
+                prompt,
+                options_of(self._message, seed, index, constraint),
+                partial(self._hear, completion),
+                queued_at,
+            )
+            self._all.append(completion)
+
+    def end(self, ending: FinishReason | RequestError) -> None:
+        """End them from outside: amid a step at the next commit."""
+        for completion in self._all:  # those that have ended are left alone
+            self._runner.end(completion.seq_id, ending)
+
+    def pause(self, *, paused: bool) -> None:
+        """Generate nothing while the client does not read, or go on."""
+        for completion in self._all:
+            self._runner.pause(completion.seq_id, paused=paused)
+
+    def n_ahead(self) -> int | None:
+        """Return how many wait before the first of them; None if one has begun, or has ended."""
+        places = [self._runner.n_ahead(completion.seq_id) for completion in self._all]
+        return None if None in places else places[0]
+
+    def _hear(self, completion: _Completion, emission: Emission) -> None:
+        """Pass on what one of them has to say."""
+        token, text = emission.token, emission.text
+        request_id, index = self._message.request_id, completion.index
+        if emission.has_progressed:
+            self._outbox.put(progress(request_id, index, emission.sequence))
+        completion.n_unsent += token is not None
+        tokens = [token] if token is not None and self._message.return_tokens else []
+        if text or tokens or emission.logprobs:
+            completion.n_text_bytes += len(text) if text.isascii() else len(text.encode())
+            delta = wire.Delta(request_id, text, completion.n_unsent, tokens, index)
+            completion.n_unsent = 0
+            for each in deltas(delta, emission.logprobs, self._runner.token_bytes):
+                self._outbox.put(each)
+        if emission.ending is not None:
+            self._end(completion, emission.sequence, emission.ending)
+
+    def _end(
+        self, completion: _Completion, sequence: Sequence, ending: FinishReason | RequestError
+    ) -> None:
+        times = sequence.timings.summary(monotonic())
+        self._endings[completion.index] = sequence, ending, completion.n_text_bytes, times
+        log.info(
+            "sequence.finished",
+            seq_id=sequence.seq_id,
+            reason=ending.code if isinstance(ending, RequestError) else ending,
+            n_prompt=sequence.n_prompt,
+            n_cached=sequence.n_cached,
+            n_generated=sequence.n_generated,
+            queue_ms=round(times.queue_ms, 1),
+            ttft_ms=round(times.ttft_ms, 1),
+            itl_p50_ms=round(times.itl_p50_ms, 1),
+            total_ms=round(times.total_ms, 1),
+        )
+        is_last = len(self._endings) == self._message.n
+        if isinstance(ending, RequestError) and not is_last:
+            self.end("cancelled")  # may end all of them here and now, and so come back here
+        if is_last:
+            self.has_ended.set()
+            self._on_end(self._last_answer())
+
+    def _last_answer(self) -> wire.Finished | RequestError:
+        choices = []
+        for _, (sequence, ending, n_text_bytes, times) in sorted(self._endings.items()):
+            if isinstance(ending, RequestError):
+                return ending
+            choices.append(choice(sequence, ending, n_text_bytes, times))
+        return finished(self._message.request_id, self._endings[0][0], choices)

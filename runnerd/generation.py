@@ -1,0 +1,180 @@
+"""One `Generate` in progress: from its arrival to exactly one last answer.
+
+Its task prepares it, submits it when its turn has come, and watches over its deadlines; then
+the decode loop goes on with it, and tells its completions.
+"""
+
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+
+import anyio
+
+from runnerd.completions import Completions
+from runnerd.core.prompt import Prompt
+from runnerd.engine.base import Engine
+from runnerd.errors import QueueTimeout, RequestError
+from runnerd.options import check_options, check_tokens_fit, is_long, parts_of
+from runnerd.outbox import Outbox
+from runnerd.request import Request
+from runnerd.runner import Runner
+from runnerd_protocol import messages as wire
+
+
+class Generation(Request):
+    """A generation and its answers. It holds its places in the queue from the start.
+
+    `turn` is set when the generation before it is submitted, or will not be; `next_turn` when
+    it is itself. Tasks start in any order on trio, and texts take their time.
+    """
+
+    def __init__(
+        self,
+        message: wire.Generate,
+        runner: Runner,
+        outbox: Outbox,
+        turn: anyio.Event,
+        forget: Callable[[Request], None],
+    ) -> None:
+        super().__init__(message, runner, outbox)
+        self.next_turn = anyio.Event()
+        self._wanted = message
+        self._turn = turn
+        self._forget = forget
+        self._completions = Completions(message, runner, outbox, self._end)
+        self._arrived_at = anyio.current_time()
+        self._queued_at = monotonic()
+        self._is_accepted = False
+        self._n_ahead = runner.take_places(message.n)
+
+    @property
+    def _start_by(self) -> float:
+        waits_s, lasts_s = self._wanted.queue_timeout_s, self._wanted.timeout_s
+        return self._arrived_at + min(waits_s or inf, lasts_s or inf)
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether its last answer comes out of the decode loop."""
+        return self._completions.are_submitted
+
+    # --- its task --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Prepare and submit it, and watch over it as long as there is anything to watch.
+
+        Raises:
+            RequestError: it cannot be served; nothing was submitted.
+        """
+        prepared = None
+        try:
+            with anyio.CancelScope(deadline=self._start_by):
+                prepared = await self._prepare()
+        finally:
+            self.runner.leave_places(self._wanted.n)
+            self.next_turn.set()
+        if prepared is None:
+            self.runner.figures.n_timed_out += self._wanted.n
+            raise self._too_late(self._n_ahead)
+        prompt, constraint = prepared
+        self._completions.submit(prompt, constraint, self._queued_at)
+        self.accept()
+        if self._wanted.return_progress or self._start_by < inf:
+            async with anyio.create_task_group() as tasks:
+                if self._wanted.return_progress:
+                    tasks.start_soon(self._tell_place)
+                if self._start_by < inf:
+                    await self._keep_time()
+
+    async def _prepare(self) -> tuple[Prompt, object | None]:
+        """Tokenize and compile, then wait for the turn: the last chance for a cancel, too."""
+        wanted = self._wanted
+
+        def expand(engine: Engine) -> Prompt:
+            check_options(wanted, engine.model)
+            if not wanted.truncate:
+                check_tokens_fit(wanted.prompt, engine.limits.n_ctx)
+            return engine.expand(parts_of(wanted.prompt))
+
+        prompt = await self.runner.read_vocabulary(expand, is_long=is_long(wanted.prompt))
+        constraint = None
+        if wanted.grammar is not None:
+            constraint = await self.runner.constrain("grammar", wanted.grammar)
+        elif wanted.json_schema is not None:
+            constraint = await self.runner.constrain("json_schema", wanted.json_schema)
+        await self._turn.wait()
+        return prompt, constraint
+
+    async def _keep_time(self) -> None:
+        """End it when its time is over: as failed if it still waits, else with what there is."""
+        has_ended = self._completions.has_ended
+        with anyio.CancelScope(deadline=self._start_by):
+            await has_ended.wait()
+            return
+        n_ahead = self._completions.n_ahead()
+        if n_ahead is not None:
+            self._completions.end(self._too_late(n_ahead))
+            return
+        with anyio.CancelScope(deadline=self._arrived_at + (self._wanted.timeout_s or inf)):
+            await has_ended.wait()
+            return
+        self._completions.end("timeout")
+
+    def _too_late(self, n_ahead: int) -> QueueTimeout:
+        waited_s = round(anyio.current_time() - self._arrived_at, 3)
+        return QueueTimeout(
+            f"not begun after {waited_s} s, {n_ahead} were before it",
+            waited_s=waited_s,
+            n_ahead=n_ahead,
+            queue_timeout_s=self._wanted.queue_timeout_s,
+            timeout_s=self._wanted.timeout_s,
+        )
+
+    async def _tell_place(self) -> None:
+        """Tell of its place in the queue when that changes, as long as it waits."""
+        told = self._n_ahead
+        while (n_ahead := self._completions.n_ahead()) is not None:
+            if n_ahead != told:
+                self.outbox.put(wire.PromptProgress(self.request_id, n_ahead=n_ahead))
+                told = n_ahead
+            await self.runner.line_moved().wait()
+
+    # --- its answers -----------------------------------------------------------------------
+
+    def accept(self) -> None:
+        """Say that it is taken; the second time nothing."""
+        if not self._is_accepted:
+            self._is_accepted = True
+            self.runner.figures.n_requests += 1
+            state, fraction = self.runner.health, self.runner.load_fraction
+            self.outbox.put(wire.Accepted(self.request_id, self._n_ahead, state, fraction))
+
+    def fail(self, err: RequestError) -> None:
+        """Say why it cannot be served."""
+        self.runner.figures.n_failed += self._is_accepted
+        super().fail(err)
+
+    def _end(self, last: wire.Finished | RequestError) -> None:
+        """Give the last answer; from then on the client may use its number again."""
+        self._forget(self)
+        if isinstance(last, RequestError):
+            self.fail(last)
+        else:
+            self.outbox.put(last)
+
+    # --- from the session ------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End it, wherever it is."""
+        if self.is_submitted:
+            self._completions.end("cancelled")
+        else:
+            super().cancel()
+
+    def answer_cancelled(self) -> None:
+        """Say that it was cancelled before it was submitted."""
+        self.accept()
+        self.outbox.put(wire.Finished(self.request_id, "cancelled"))
+
+    def pause(self, *, paused: bool) -> None:
+        """Generate nothing while its client does not read, or go on."""
+        self._completions.pause(paused=paused)

@@ -1,0 +1,23 @@
+"""Embeddings as they come over the wire, and as arrays of numbers."""
+
+import sys
+from array import array
+from typing import TYPE_CHECKING
+
+from runnerd_protocol.messages import Embeddings
+
+if TYPE_CHECKING:
+    Vector = array[float]
+else:
+    Vector = array  # cannot be subscripted before Python 3.12
+
+
+def vectors_of(answer: Embeddings) -> list[Vector]:
+    """Return the vectors of an answer as arrays of `n_dims` float32."""
+    vectors = []
+    for data in answer.vectors:
+        vector = array("f", data)
+        if sys.byteorder == "big":
+            vector.byteswap()  # the wire is little-endian
+        vectors.append(vector)
+    return vectors
