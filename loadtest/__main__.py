@@ -1,7 +1,7 @@
-"""`python -m loadtest run | raw | bars`; exit status 1 for a bar missed or a load that failed."""
+"""`python -m loadtest run | raw | bars | embeddings`; exit status 1: a bar missed, or failed."""
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -9,13 +9,15 @@ import anyio
 import msgspec
 import typer
 
-from loadtest.bars import measure_bars
+from loadtest.bars import Bar, measure_bars
+from loadtest.embeddings import embedding_text, measure_embeddings
 from loadtest.measure import Report
 from loadtest.prompts import PromptTooShort
 from loadtest.raw import RawFailed, run_raw
 from loadtest.recording import Load, Setup
 from loadtest.run import run_socket
-from loadtest.tables import outcome_text, report_text
+from loadtest.sampling import measure_sampling
+from loadtest.tables import outcome_text, report_text, sampling_text
 from loadtest.turns import run_engine_free
 from runnerd.client import ClientError
 from runnerd.errors import ModelMissing
@@ -115,10 +117,49 @@ def bars(
     path = resolve_model(model)
     outcome = _wait(lambda: measure_bars(path, rounds, _tell), time_limit)
     _print(outcome, outcome_text(outcome), as_json)
-    for bar in outcome.missed:
+    _exit_if_missed(outcome.missed)
+
+
+@app.command()
+def sampling(
+    model: Annotated[
+        str | None, typer.Option(help="Generate with it, too: a GGUF file, or 'smollm2'.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Pairs of turns.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what picking tokens costs, and say which bars are missed."""
+    path = None if model is None else resolve_model(model)
+    outcome = measure_sampling(path, rounds, threads, _tell)
+    _print(outcome, sampling_text(outcome), as_json)
+    _exit_if_missed(outcome.missed)
+
+
+def _exit_if_missed(missed: Sequence[Bar]) -> None:
+    for bar in missed:
         _tell(f"missed: {bar.name}: {bar.value:.3f}, limit {bar.sign} {bar.limit:g}")
-    if outcome.missed:
+    if missed:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def embeddings(
+    socket: Annotated[Path, typer.Option(help="Where the daemon listens.")],
+    inputs: Annotated[int, typer.Option(min=1, max=4096, help="In one request.")] = 64,
+    longest: Annotated[int, typer.Option(min=1, max=2**16, help="Tokens of an input.")] = 128,
+    streams: Streams = 4,
+    prompt_tokens: PromptTokens = 32,
+    max_tokens: MaxTokens = 64,
+    rounds: Rounds = 3,
+    seed: Seed = 1,
+    time_limit: TimeLimit = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure embeddings: in one request, one by one, and beside generation."""
+    load = _load(streams, prompt_tokens, max_tokens, rounds, seed)
+    report = _wait(lambda: measure_embeddings(socket, load, inputs, longest), time_limit)
+    _print(report, embedding_text(report), as_json)
 
 
 def _load(n_streams: int, n_prompt: int, max_tokens: int, n_rounds: int, seed: int) -> Load:

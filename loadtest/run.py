@@ -12,7 +12,7 @@ from loadtest.measure import Report, report
 from loadtest.prompts import cut, prompt_texts
 from loadtest.recording import Load, Round, StreamRecord
 from runnerd.client import Client, connect
-from runnerd_protocol.messages import TokensPart
+from runnerd_protocol.messages import Prompt, TokensPart
 
 
 async def run_socket(socket: Path, load: Load, n_connections: int) -> Report:
@@ -65,8 +65,8 @@ async def _generate(
     client: Client, prompt: list[int], max_tokens: int, record: StreamRecord
 ) -> None:
     record.asked_at = perf_counter()
-    options = {"max_tokens": max_tokens, "temperature": 0.0}
-    async with client.generate([TokensPart(prompt)], **options) as stream:
+    asked: Prompt = [TokensPart(prompt)]
+    async with client.generate(asked, max_tokens=max_tokens, temperature=0.0) as stream:
         async for delta in stream:
             record.arrivals.append((perf_counter(), delta.n_tokens))
     ended_at = perf_counter()

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from statistics import median
 
-from loadtest.bars import Comparison, Outcome
+from loadtest.bars import Bar, Comparison, Outcome
 from loadtest.measure import Figures, Report
+from loadtest.sampling import SamplingOutcome
 
 LABELS = {
     "tokens_per_s": "tokens/s",
@@ -58,13 +59,27 @@ def outcome_text(outcome: Outcome) -> str:
         "met an end token",
     ]
     compared = [_compared(each) for each in outcome.comparisons]
-    bars = [
-        [bar.name, f"{bar.value:.3f}", f"{bar.sign} {bar.limit:g}", "yes" if bar.is_met else "NO"]
-        for bar in outcome.bars
+    return "\n".join([*_table(heads, compared), "", *_bar_table(outcome.bars)])
+
+
+def sampling_text(outcome: SamplingOutcome) -> str:
+    """Return what sampling cost, and the bars."""
+    rows = [
+        ["private chains, ms", f"{outcome.private_ms:.2f}"],
+        ["top-k 40 and top-p, ms", f"{outcome.usual_ms:.2f}"],
+        ["greedy, ms", f"{outcome.greedy_ms:.2f}"],
+        ["tokens/s", f"{outcome.tokens_per_s:.1f}"],
+        ["tokens/s with a JSON schema", f"{outcome.constrained_tokens_per_s:.1f}"],
     ]
-    return "\n".join(
-        [*_table(heads, compared), "", *_table(["bar", "measured", "limit", "met"], bars)]
-    )
+    return "\n".join([*_table(["", "median"], rows), "", *_bar_table(outcome.bars)])
+
+
+def _bar_table(bars: Sequence[Bar]) -> list[str]:
+    rows = [
+        [bar.name, f"{bar.value:.3f}", f"{bar.sign} {bar.limit:g}", "yes" if bar.is_met else "NO"]
+        for bar in bars
+    ]
+    return _table(["bar", "measured", "limit", "met"], rows)
 
 
 def _compared(each: Comparison) -> list[str]:
