@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from socket import AF_UNIX, SHUT_WR, socket
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 from anyio.abc import SocketAttribute, UNIXSocketStream
@@ -91,13 +91,26 @@ async def running_daemon(
     n_slots: int = 4,
     n_ctx: int = 512,
     n_batch: int = 128,
+    n_cells: int = 0,
+    kv: Literal["auto", "split", "unified"] = "auto",
+    adapters: tuple[str, ...] = (),
     limits: SessionLimits = SessionLimits(),  # noqa: B008  # frozen
     max_queue: int = 512,
     max_connections: int = 256,
     step_timeout_s: float = 60.0,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon on the reference engine; whatever a test leaves running is cancelled."""
-    engine = EngineConfig(options, "reference", n_slots, n_ctx, n_batch=n_batch, n_ubatch=n_batch)
+    engine = EngineConfig(
+        options,
+        "reference",
+        n_slots,
+        n_ctx,
+        n_cells,
+        n_batch=n_batch,
+        n_ubatch=n_batch,
+        kv=kv,
+        adapters=tuple((name, name) for name in adapters),
+    )
     with TemporaryDirectory() as folder:
         path = Path(folder, "socket")
         config = Config(

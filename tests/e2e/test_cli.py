@@ -39,6 +39,14 @@ def test_the_version_is_told() -> None:
         (["serve", "", REFERENCE, "--fd=99"], 78, "fd 99: Bad file descriptor"),
         (["generate", "hi"], 64, "give either --socket or --model"),
         (["generate", "hi", "--socket=s", "--system=x"], 64, "--system goes with --chat"),
+        (["generate", "hi", "--socket=s", "--grammar=/no/such"], 66, "cannot read /no/such: No"),
+        (["generate", "hi", "--socket=s", "--grammar=a", "--json-schema=b"], 64, "give either"),
+        (["generate", "hi", "--socket=s", "--adapter=a=b"], 64, "the scale is no number"),
+        (["generate", "hi", "--socket=s", "--n=0"], 64, "--n"),
+        (["status", "--socket=s", "--prometheus", "--json"], 64, "--prometheus goes with neither"),
+        (["serve", "", REFERENCE, "--socket=s", "--lora=a"], 64, "--lora a is not NAME=PATH"),
+        (["serve", "", REFERENCE, "--socket=s", "--lora=a="], 78, "lora a has no path"),
+        (["serve", "", REFERENCE, "--socket=s", "--embed-max=-1"], 78, "embed-max -1 is not"),
         (["generate", "hi", "--socket=/no/such"], 69, "nobody listens at /no/such"),
         (["status", "--socket=/no/such"], 69, "nobody listens at /no/such"),
         (["generate", "hi", "--model=fail_load=1", REFERENCE], 65, "fail_load=1"),
@@ -87,6 +95,36 @@ def test_generate_as_json_is_one_object(socket_path: str) -> None:
     assert (answer["reason"], answer["n_generated"], answer["seed"]) == ("length", 9, 5)
     assert len(answer["text"].encode()) == answer["n_text_bytes"]
     assert answer["timings"]["total_ms"] > 0
+
+
+def test_several_completions_are_told_apart(socket_path: str) -> None:
+    options = (f"--socket={socket_path}", "--max-tokens=9", "--seed=5", "--n=2")
+    answer = json.loads(run("generate", "hello", *options, "--json").out)
+    assert [choice["seed"] for choice in answer["choices"]] == [5, 6]
+    first, second = (choice["text"] for choice in answer["choices"])
+    assert answer["text"] == first
+    out = run("generate", "hello", *options).out.replace("\r\n", "\n")
+    assert out.startswith("[1] ")
+    assert "\n[2] " in out
+    assert first in out
+    assert second in out
+
+
+def test_a_grammar_is_read_from_a_file(socket_path: str, tmp_path: Path) -> None:
+    grammar = tmp_path / "grammar"
+    grammar.write_text('root ::= "forced"')
+    options = (f"--socket={socket_path}", f"--grammar={grammar}")
+    assert run("generate", "hello", *options).out == "forced\n"
+    grammar.write_text("root ::= [")
+    ended = run("generate", "hello", *options)
+    assert ended.code == 1
+    assert ended.err.startswith("runnerd: bad_grammar: ")
+
+
+def test_an_unknown_adapter_is_refused_with_the_names_that_there_are(socket_path: str) -> None:
+    ended = run("generate", "hello", f"--socket={socket_path}", "--adapter=tone=0.5")
+    assert ended.code == 1
+    assert "adapters[0].name is tone" in ended.err
 
 
 def test_a_chat_prompt_is_rendered_by_the_models_template(socket_path: str) -> None:
@@ -178,6 +216,19 @@ def test_status_is_a_table_for_people(socket_path: str) -> None:
 def test_status_as_json_is_one_object(socket_path: str) -> None:
     status = json.loads(run("status", f"--socket={socket_path}", "--json").out)
     assert (status["state"], status["n_slots"]) == ("ready", 4)
+
+
+def test_status_for_prometheus_names_each_figure_with_its_type(socket_path: str) -> None:
+    ended = run("status", f"--socket={socket_path}", "--prometheus")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert "# TYPE runnerd_requests_total counter" in lines
+    assert "# TYPE runnerd_slots gauge" in lines
+    assert "runnerd_slots 4" in lines
+    assert 'runnerd_state{state="ready"} 1' in lines
+    figures = [line.split(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(figures) == len(set(figures))
+    assert all(name.startswith("runnerd_") for name in figures)
 
 
 def test_watching_as_json_is_an_object_per_line(socket_path: str) -> None:
