@@ -146,6 +146,7 @@ class DecodeLoop:
                 if len(batcher.waiting) != n_waiting:
                     self._tell_line()
                 self._tell(batcher.news())
+                step = step or batcher.plan_edits()
                 if step is None:
                     if self._is_stopping and not batcher.seq_ids and self.embeddings.is_idle:
                         return
@@ -187,7 +188,8 @@ class DecodeLoop:
     def _record(
         self, step: Step, result: StepResult, now: float, elapsed_s: float
     ) -> list[Emission]:
-        self._figures.count_step(len(result.sampled), now, elapsed_s)
+        if step.batches:
+            self._figures.count_step(len(result.sampled), now, elapsed_s)
         if result.is_aborted:
             log.debug("step.aborted", step=step.number, n_rows=step.n_rows)
         if result.is_aborted or result.n_batches == len(step.batches):

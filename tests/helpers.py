@@ -60,6 +60,7 @@ def make_limits(
     is_unified: bool = False,
     window: int = 0,
     can_rewind: bool = True,
+    has_attention: bool = True,
 ) -> Limits:
     """Return limits; cells for every slot and batches of any kind unless told otherwise."""
     return Limits(
@@ -72,6 +73,7 @@ def make_limits(
         is_unified=is_unified,
         window=window,
         can_rewind=can_rewind,
+        has_attention=has_attention,
     )
 
 

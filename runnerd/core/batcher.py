@@ -7,7 +7,8 @@ out.
 
 from itertools import islice
 
-from runnerd.core.batch import Batch, Limits, Step, StepResult
+from runnerd.core.batch import Batch, KVShift, Limits, Step, StepResult
+from runnerd.core.checkpoints import BUDGET_BYTES
 from runnerd.core.emission import Emission, Vocabulary, last_word, n_generated_limit, progress
 from runnerd.core.fill import Fill
 from runnerd.core.line import Line
@@ -22,12 +23,18 @@ BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself
 class Batcher:
     """Schedules sequences over slots, cells and rows. `n_prefilled` prompt rows were evaluated."""
 
-    def __init__(self, limits: Limits, vocabulary: Vocabulary, target_itl_s: float) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        vocabulary: Vocabulary,
+        target_itl_s: float,
+        checkpoint_budget_bytes: int = BUDGET_BYTES,
+    ) -> None:
         assert limits.n_slots <= limits.n_batch, "no room for a row of every slot"
         assert 2 <= limits.n_ctx <= limits.n_cells, "no room for one sequence alone"
         self.limits = limits
         self.waiting = Line()
-        self.residency = Residency(limits)
+        self.residency = Residency(limits, checkpoint_budget_bytes)
         self.in_flight: Step | None = None
         self.n_prefilled = 0
         self._vocabulary = vocabulary
@@ -51,7 +58,10 @@ class Batcher:
         return n_generated_limit(self.limits.n_ctx)
 
     def n_waiting(self, n_more: int = 0) -> int:
-        """Return how many, of the queue and so many behind it, no free slot is about to take."""
+        """Return how many, of the queue and so many behind it, no free slot is about to take.
+
+        At most: prompts that share cells with others may find room sooner.
+        """
         n_taken, residency = 0, self.residency
         if residency.pool.n_free > 0 and not residency.is_short:
             n_cells = residency.n_obtainable()
@@ -96,20 +106,27 @@ class Batcher:
         """Whether the step in flight is worth stopping.
 
         It evaluates the prompt of a sequence that has ended, and nothing generates in it. Others
-        in it get on all the same: after a step that was aborted theirs is not.
+        in it get on all the same: after a step that was aborted theirs is not, nor is any that
+        would throw back what cannot simply go back. One that moves cells runs to its end.
+
+        Source: llama_decode moves cells first, and once more if it was stopped there.
         """
-        if self.in_flight is None or self._fill.n_decoding > 0:
+        step = self.in_flight
+        if step is None or not step.batches or self._fill.n_decoding > 0:
             return False
-        seq_ids = {span.seq_id for batch in self.in_flight.batches for span in batch.spans}
+        if any(isinstance(edit, KVShift) for edit in step.edits):
+            return False
+        seq_ids = {span.seq_id for batch in step.batches for span in batch.spans}
         n_ended = sum(self._sequences[seq_id].ending is not None for seq_id in seq_ids)
-        return n_ended == len(seq_ids) or (n_ended > 0 and not self._was_aborted)
+        may_throw_back = not self.limits.needs_checkpoints and not self._was_aborted
+        return n_ended == len(seq_ids) or (n_ended > 0 and may_throw_back)
 
     # --- planning --------------------------------------------------------------------------
 
     def plan(self, now: float) -> Step | None:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
         assert self.in_flight is None, "plan before the last step was committed"
-        if self.residency.resume():
+        if self.residency.resume(has_newcomers=len(self.waiting) > 0):
             self._admit_waiting(now)
         batches = self._fill.batches()
         if not batches:
@@ -118,6 +135,20 @@ class Batcher:
         edits = tuple(self.residency.edits)
         self.residency.edits.clear()
         self.in_flight = Step(self._n_steps, edits, batches, self._fill.adapters)
+        return self.in_flight
+
+    def plan_edits(self) -> Step | None:
+        """Return a step without rows for the edits left behind when nobody has rows to run.
+
+        Checkpoints and samplers that nobody needs take memory. Cells that move wait for rows.
+        """
+        assert self.in_flight is None, "plan before the last step was committed"
+        edits = tuple(self.residency.edits)
+        if not edits or any(isinstance(edit, KVShift) for edit in edits):
+            return None
+        self._n_steps += 1
+        self.residency.edits.clear()
+        self.in_flight = Step(self._n_steps, edits, (), self._fill.adapters)
         return self.in_flight
 
     def news(self) -> list[Emission]:
@@ -145,8 +176,9 @@ class Batcher:
         self, step: Step, result: StepResult, now: float, elapsed_s: float
     ) -> list[Emission]:
         """Record that a step ran, or was aborted; return what its sequences have to say."""
-        self._was_aborted = result.is_aborted
-        if not result.is_aborted:
+        if step.batches:
+            self._was_aborted = result.is_aborted
+        if step.batches and not result.is_aborted:
             self._fill.observe(step.n_rows, elapsed_s)
             self._n_backed_off = 0
         return self._record(step, result, now)
@@ -190,12 +222,12 @@ class Batcher:
         emissions = [said for sequence in telling for said in progress(sequence)]
         emissions += take_samples(step, result, sequences, self._vocabulary, n_ctx, now)
         for sequence in running:
-            n_past = sequence.n_past
-            if n_past == len(sequence.inputs) and sequence.ending is None:
+            n_past, n_inputs = sequence.slot.n_past, len(sequence.inputs)
+            if n_past == n_inputs and sequence.ending is None:
                 self._had_no_sample(sequence)
             if sequence.ending is not None:
                 emissions.append(self._finish(sequence, sequence.ending))
-            elif n_past == n_ctx < len(sequence.inputs):
+            elif n_past == n_ctx < n_inputs:
                 self.residency.shift(sequence)
         if result.n_batches < len(step.batches):
             self.residency.mend()

@@ -44,6 +44,7 @@ class Cells:
             n_pos = slot.layout.position(slot.n_past)
             made = self.checkpoints.add(slot.key, slot.inputs, slot.n_past, n_pos, slot.oldest)
             if made is not None:
+                self._drop(self.checkpoints.make_room())
                 self.edits.append(CheckpointSave(made.checkpoint_id, slot.slot_id))
 
     def forget(self, slot: Slot, n_past: int) -> None:
@@ -61,6 +62,17 @@ class Cells:
         if start.checkpoint is None:
             self.forget(slot, start.n_inputs)
         else:
+            self._restore(slot, start)
+
+    def fill(self, slot: Slot, start: Start) -> None:
+        """Let a slot hold a start instead of what it held, or nothing if there are no cells."""
+        if start.slot is not slot:
+            self.fork(slot, start)
+            return
+        self.forget(slot, 0)
+        if self.make_room(start.n_inputs):
+            self.ledger.take(slot.slot_id, start.n_inputs)
+            slot.n_past = start.n_inputs
             self._restore(slot, start)
 
     def fork(self, slot: Slot, start: Start) -> None:
@@ -81,6 +93,8 @@ class Cells:
         self.edits.append(KVCopy(source.slot_id, slot.slot_id, n_pos))
         slot.inputs, slot.n_past = source.inputs[:n_inputs], n_inputs
         slot.key, slot.layout, slot.oldest = source.key, source.layout, source.oldest
+        if self.limits.is_unified:
+            self._narrow(slot, n_pos)
         if start.checkpoint is not None:
             self._restore(slot, start)
 
@@ -91,15 +105,35 @@ class Cells:
         self.checkpoints.use(checkpoint)
         self._hold(slot, start.n_inputs)
         slot.oldest = checkpoint.oldest
+        self._narrow(slot, checkpoint.n_pos)
         self.edits.append(
             CheckpointRestore(checkpoint.checkpoint_id, slot.slot_id, checkpoint.n_pos)
         )
+
+    def _narrow(self, slot: Slot, n_pos: int) -> None:
+        """Expect no more than a window before `n_pos` of the layers that have one.
+
+        An engine may leave out the rest of a copy or a checkpoint; the next step tells.
+        """
+        if self.limits.window:
+            slot.oldest = max(slot.oldest, n_pos - self.limits.window)
 
     def can_move(self, slot: Slot, n_keep: int) -> bool:
         """Whether the cells after the first `n_keep` can be moved: they are no other's too."""
         limits = self.limits
         n_shared = slot.n_past - self.ledger.n_alone(slot.slot_id)
         return limits.can_shift and not limits.needs_checkpoints and n_shared <= n_keep
+
+    def claim(self, slot: Slot, n_keep: int) -> bool:
+        """Have idle slots forget what keeps cells from being moved; return whether they can be."""
+        if not self.limits.can_shift or self.limits.needs_checkpoints:
+            return False
+        others = [self.pool.slots[n] for n in self.ledger.sharers(slot.slot_id, n_keep)]
+        if any(other.is_leased for other in others):
+            return False
+        for other in others:
+            self.forget(other, other.layout.cut_start(n_keep))
+        return self.can_move(slot, n_keep)
 
     def move(self, slot: Slot, n_keep: int, stop: int) -> None:
         """Drop the inputs [n_keep, stop) of a slot, and move what is behind them there."""
@@ -131,8 +165,10 @@ class Cells:
         """Take note of what a step has left in the cache and in checkpoints."""
         for slot, oldest in zip(self.pool.slots, result.oldest, strict=False):
             slot.oldest = oldest if oldest >= 0 else maxsize  # not even the newest is there
-        dropped = self.checkpoints.sized(result.saved)
-        self.edits += [CheckpointDrop(checkpoint_id) for checkpoint_id in dropped]
+        self._drop(self.checkpoints.sized(result.saved))
+
+    def _drop(self, checkpoint_ids: list[int]) -> None:
+        self.edits += [CheckpointDrop(checkpoint_id) for checkpoint_id in checkpoint_ids]
 
     def mend(self) -> None:
         """Bring every slot that a step has left incomplete back to where it is complete."""

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from sys import maxsize
 
 from runnerd.core.prompt import Layout
 from runnerd.core.slots import CacheKey
@@ -43,6 +44,8 @@ class Checkpoints:
         self._kept: dict[Mark, Checkpoint] = {}
         self._sizes: dict[int, int] = {}
         self._n_made = 0
+        self._last_bytes = 0
+        self._n_too_many = maxsize  # inputs of the shortest that was larger than the budget
 
     @property
     def n_kept(self) -> int:
@@ -64,7 +67,9 @@ class Checkpoints:
     def add(
         self, key: CacheKey, inputs: Sequence[int], n_inputs: int, n_pos: int, oldest: int
     ) -> Checkpoint | None:
-        """Return a new checkpoint of the first inputs, or nothing if there is one."""
+        """Return a new checkpoint of the first inputs; nothing if it is kept, or too large."""
+        if n_inputs >= self._n_too_many:
+            return None
         ((_, digest),) = _digests(inputs, [n_inputs])
         mark = (key, n_inputs, digest)
         if mark in self._kept:
@@ -79,13 +84,31 @@ class Checkpoints:
         mark = next(mark for mark, kept in self._kept.items() if kept is checkpoint)
         self._kept[mark] = self._kept.pop(mark)
 
+    def make_room(self) -> list[int]:
+        """Return the ids of those to drop for those that no step has saved yet.
+
+        They are expected to be as large as the last.
+        """
+        n_expected = len(self._kept) - len(self._sizes)
+        return self._drop(self._budget_bytes - n_expected * self._last_bytes, n_expected)
+
     def sized(self, saved: Iterable[tuple[int, int]]) -> list[int]:
         """Note the sizes of checkpoints just saved; return the ids of those to drop for them."""
         self._sizes.update(saved)
+        for kept in self._kept.values():
+            n_bytes = self._sizes.get(kept.checkpoint_id, 0)
+            if n_bytes > self._budget_bytes:
+                self._n_too_many = min(self._n_too_many, kept.n_inputs)
+        for _, self._last_bytes in saved:
+            pass
+        return self._drop(self._budget_bytes, 0)
+
+    def _drop(self, n_most_bytes: int, n_expected: int) -> list[int]:
+        """Drop the least recently used until the rest takes no more than so many bytes."""
         n_bytes = sum(self._sizes.values())
         dropped: list[int] = []
         for mark, kept in list(self._kept.items()):
-            if n_bytes <= self._budget_bytes and len(self._sizes) <= MAX_CHECKPOINTS:
+            if n_bytes <= n_most_bytes and len(self._sizes) + n_expected <= MAX_CHECKPOINTS:
                 break
             if kept.checkpoint_id in self._sizes:  # else no step has saved it yet
                 n_bytes -= self._sizes.pop(kept.checkpoint_id)

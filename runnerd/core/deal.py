@@ -120,10 +120,11 @@ def n_least(sequence: Sequence) -> int:
 
 def decode_span(sequence: Sequence) -> Span:
     """Return the one row of a generating sequence."""
-    n_past = sequence.n_past
+    slot = sequence.slot
+    n_past = slot.n_past
     return Span(
         seq_id=sequence.seq_id,
-        slot_id=sequence.slot_id,
+        slot_id=slot.slot_id,
         pos=sequence.layout.position(n_past),
         inputs=(sequence.inputs[n_past],),
         wants_logits=True,

@@ -37,6 +37,7 @@ class Fill:
         """Learn from a step that ran whole, with so many rows."""
         self._budget.observe(self.n_decoding, n_rows - self.n_decoding, elapsed_s)
         self._prefill_cap = self._limits.n_batch
+        self._residency.n_prompt_rows = self._budget.rows(self.n_decoding)
 
     def halve(self, n_rows: int) -> bool:
         """Let the next step have half the prompt rows of one that found no room, if it had any."""

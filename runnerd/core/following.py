@@ -7,6 +7,7 @@ on, or is paused and followed no longer.
 
 from bisect import insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from runnerd.core.batch import COPY_ROWS, Limits
 from runnerd.core.prefix import MIN_WAIT
@@ -14,8 +15,28 @@ from runnerd.core.prompt import common_prefix
 from runnerd.core.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How prompts get on: so many rows a step, dealt to so many that have so many left."""
+
+    n_rows: int
+    n_in_ring: int
+    n_pending: int
+
+    def repays(self, n_saved: int, n_ahead: int, n_own: int) -> bool:
+        """Whether it repays to wait for `n_ahead` rows of another, to have `n_saved` of `n_own`.
+
+        While one step can take all that there is, every row saved makes that step shorter. Full
+        steps take as long without whoever waits, who misses a turn of each, and of one at least.
+        """
+        if self.n_pending + n_own <= self.n_rows:
+            return True
+        n_in_ring = max(1, self.n_in_ring)
+        return n_saved * (n_in_ring + 1) >= max(self.n_rows, n_ahead * n_in_ring)
+
+
 def find_leader(
-    sequence: Sequence, earlier: Iterable[Sequence], n_cached: int, limits: Limits
+    sequence: Sequence, earlier: Iterable[Sequence], n_cached: int, limits: Limits, pace: Pace
 ) -> tuple[Sequence, int] | None:
     """Return whom to wait for, and for how many inputs, if that is worth it.
 
@@ -24,17 +45,22 @@ def find_leader(
     n_most = len(sequence.inputs) - 1
     best: Sequence | None = None
     n_best = n_cached + (MIN_WAIT if limits.is_unified else COPY_ROWS) - 1
+    n_own = len(sequence.inputs) - n_cached
     for other in earlier:
         n_common = _n_common(sequence, other, n_most)
+        if not pace.repays(n_common - n_cached, n_common - other.n_past, n_own):
+            continue
         is_sooner = best is not None and best.follows is not None and other.follows is None
         if n_common > n_best or (n_common == n_best and is_sooner):
             best, n_best = other, n_common
     return None if best is None else (best, n_best)
 
 
-def follow(sequence: Sequence, earlier: Iterable[Sequence], n_cached: int, limits: Limits) -> bool:
+def follow(
+    sequence: Sequence, earlier: Iterable[Sequence], n_cached: int, limits: Limits, pace: Pace
+) -> bool:
     """Let a sequence wait for another if that is worth it; return whether it does."""
-    found = find_leader(sequence, earlier, n_cached, limits)
+    found = find_leader(sequence, earlier, n_cached, limits, pace)
     if found is None:
         return False
     sequence.follows, sequence.n_awaited = found

@@ -40,6 +40,15 @@ class KVLedger:
         """Cells that a slot holds alone: so many at its end."""
         return sum(run.n_cells for run in self._runs[slot_id] if len(run.owners) == 1)
 
+    def sharers(self, slot_id: int, n_from: int) -> list[int]:
+        """Return the other slots that hold any of a slot's cells after its first `n_from`."""
+        n_before = 0
+        for run in self._runs[slot_id]:
+            n_before += run.n_cells
+            if n_before > n_from:  # whoever holds a later run holds this one too
+                return [owner for owner in run.owners if owner != slot_id]
+        return []
+
     def n_only_in(self, slot_ids: Collection[int]) -> int:
         """Cells that these slots hold and no other does, each counted once."""
         return sum(

@@ -17,11 +17,15 @@ MIN_WAIT = 16  # inputs; not worth waiting for, a step of one's own evaluates as
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of a slot that a prompt starts from, by a checkpoint if need be."""
+    """The beginning of a slot that a prompt starts from, by a checkpoint if need be.
+
+    `from_nothing`: by the checkpoint alone, whatever the slot holds.
+    """
 
     slot: Slot
     n_inputs: int
     checkpoint: Checkpoint | None = None
+    from_nothing: bool = False
 
 
 def start_at(
@@ -104,10 +108,20 @@ class Search:
             found = self.start(slot, at_least - 1) or found
         return found
 
+    def kept(self, slot: Slot, more_than: int) -> Start | None:
+        """Return the longest start in a slot by a checkpoint alone, if it is more than that."""
+        if self._limits.has_attention:
+            return None
+        for checkpoint in reversed(self.checkpoints):
+            if more_than < checkpoint.n_inputs <= self._n_most:
+                return Start(slot, checkpoint.n_inputs, checkpoint, from_nothing=True)
+        return None
+
     def choose(self) -> tuple[Slot, Start]:
         """Return the slot to take, which is free, and where to start: in it, or in another.
 
-        Another is copied only if that saves enough over starting in place.
+        Another is copied only if that saves enough over starting in place. Where a checkpoint is
+        all that it takes, any slot will do.
         """
         in_place = self.best_in_place()
         n_worth = 1 if self._limits.is_unified else COPY_ROWS
@@ -116,8 +130,11 @@ class Search:
         if in_place is None:
             in_place = self.start(spare) or Start(spare, 0)
         if best is None or spare is best.slot or best.n_inputs - in_place.n_inputs < n_worth:
-            return in_place.slot, in_place
-        return spare, best
+            best = in_place
+        kept = self.kept(spare, best.n_inputs)
+        if kept is not None:
+            return spare, kept
+        return (best.slot, best) if best is in_place else (spare, best)
 
     def _spare(self, best: Start | None) -> Slot:
         """Return the free slot to empty for a prompt: an empty one, or that unused for longest.

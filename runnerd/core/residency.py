@@ -1,8 +1,8 @@
 """Who holds which slot, from which prefix, and who gives way when cells run out.
 
 When cells run out, idle slots forget first, then the youngest sequence is suspended: it keeps
-its slot and its inputs, and evaluates them again later, before any newcomer. The oldest that
-runs is never suspended, so somebody always gets on.
+its slot and its inputs, and evaluates them again later, before any newcomer; but not before all
+newcomers for ever. The oldest that runs is never suspended, so somebody always gets on.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,14 @@ from itertools import takewhile
 from runnerd.core.batch import Edit, Limits, SamplerClose, SamplerOpen, StepResult
 from runnerd.core.cells import Cells
 from runnerd.core.checkpoints import BUDGET_BYTES, Checkpoints
-from runnerd.core.following import abandon, is_over
+from runnerd.core.following import Pace, abandon, is_over
 from runnerd.core.kv import KVLedger
 from runnerd.core.prompt import shift_stop
 from runnerd.core.sequence import Sequence
-from runnerd.core.slots import Lease, Slot, SlotPool
+from runnerd.core.slots import Lease, SlotPool
 from runnerd.core.starting import go_on, n_needed, n_shareable, take_slot
+
+PATIENCE = 8  # times that cells are freed for suspended sequences before newcomers may pass
 
 
 class Residency:
@@ -26,7 +28,10 @@ class Residency:
         self.running: list[Sequence] = []
         self._limits = limits
         self._cells = Cells(limits, checkpoint_budget_bytes)
-        self._n_released = 0
+        self.n_prompt_rows = limits.n_batch  # that a step carries, as of late
+        self._lost: set[int] = set()  # seq_ids; of slots that a step has emptied
+        self._entered_at = 0  # as `_n_freed` was when newcomers could last come in
+        self._n_freed = 0  # times that an end or a shift has given cells back
 
     @property
     def pool(self) -> SlotPool:
@@ -68,7 +73,7 @@ class Residency:
         sequence is evaluating.
         """
         try:
-            take_slot(sequence, lease, self.running, self._cells)
+            take_slot(sequence, lease, self.running, self._cells, self._pace())
             self.make_room(n_needed(sequence, self._cells) + self._n_promised())
             history = sequence.penalty_history()
         except BaseException:
@@ -87,32 +92,49 @@ class Residency:
         sequence.follows = None
         self._cells.settle(lease.slot, sequence.n_seen)
         lease.give_back()
-        self._n_released += 1
+        self._n_freed += 1
         if sequence.wants_token:
             self.edits.append(SamplerClose(sequence.seq_id))
 
-    def resume(self) -> bool:
-        """Let sequences go on whose prefix is there now; take up suspended ones, oldest first.
+    def resume(self, *, has_newcomers: bool = False) -> bool:
+        """Let those go on whose prefix is there now, or who lost theirs; then suspended ones.
 
-        Suspended ones are taken up once another has ended or none can run.
+        Suspended ones are taken up, oldest first, once cells have been freed or nobody can run.
 
         Returns:
-            Whether all are taken up that are not paused; newcomers wait until then.
+            Whether newcomers may come in: all are taken up that are not paused, or they were
+            kept out for long enough to come first for once.
         """
         for sequence in self.running:
-            if is_over(sequence):
-                go_on(sequence, self._before(sequence), self._cells)
+            has_lost = sequence.seq_id in self._lost and sequence.suspended_at is None
+            if has_lost or is_over(sequence):
+                self._go_on(sequence)
+        self._lost.clear()
+        if has_newcomers and self._n_freed - self._entered_at >= PATIENCE and self.active():
+            self._entered_at = self._n_freed
+            return True
+        if not has_newcomers:
+            self._entered_at = self._n_freed
         for sequence in self.running:
             if sequence.suspended_at is None or sequence.paused:
                 continue
-            if sequence.suspended_at == self._n_released and self.active():
+            n_chances = self._n_freed - sequence.suspended_at
+            if n_chances == 0 and self.active():
                 return False
-            if not self.can_take(sequence):
+            if not self.can_take(sequence, self._headroom(sequence, n_chances)):
                 return False
             sequence.suspended_at = None
-            go_on(sequence, self._before(sequence), self._cells)
+            self._go_on(sequence)
             self.make_room(self._n_promised())
+        self._entered_at = self._n_freed
         return True
+
+    def _go_on(self, sequence: Sequence) -> None:
+        go_on(sequence, self._before(sequence), self._cells, self._pace())
+
+    def _pace(self) -> Pace:
+        ring = [s for s in self.active() if not s.is_decoding]
+        return Pace(self.n_prompt_rows, len(ring), sum(s.n_pending for s in ring))
 
     # --- what steps did --------------------------------------------------------------------
 
@@ -122,12 +144,16 @@ class Residency:
 
     def store(self, sequence: Sequence, n_inputs: int) -> None:
         """Count inputs that a step has put into the cache."""
-        slot = self._slot(sequence)
+        slot = sequence.slot
+        sequence.is_fresh = False
+        if sequence.n_generated == 0:  # of what was cached, some may have been lost since
+            sequence.n_cached = min(sequence.n_cached, slot.n_past)
         self._cells.store(slot, n_inputs, is_halt=slot.n_past + n_inputs in sequence.halts)
 
     def lose(self, sequence: Sequence) -> None:
-        """Record that an aborted step has emptied the slot of a sequence."""
-        self._cells.lose(self._slot(sequence))
+        """Record that an aborted step has emptied the slot of a sequence, which will go on."""
+        self._cells.lose(sequence.slot)
+        self._lost.add(sequence.seq_id)
         abandon(sequence, self.running)
 
     def mend(self) -> None:
@@ -136,7 +162,7 @@ class Residency:
 
     def forget_last(self, sequence: Sequence) -> None:
         """Have the last input of a sequence evaluated again, for the want of its sample."""
-        slot = self._slot(sequence)
+        slot = sequence.slot
         n_past = sequence.layout.cut_start(slot.n_past - 1)
         self._cells.go_back(slot, self._cells.reach(slot, n_past))
 
@@ -154,11 +180,22 @@ class Residency:
         """Cells free or held by idle slots, less what running sequences still need."""
         return self.ledger.n_free + self._cells.n_idle() - self._n_promised()
 
-    def can_take(self, sequence: Sequence) -> bool:
+    def _headroom(self, sequence: Sequence, n_chances: int) -> int:
+        """Return how many cells a suspended sequence asks for, beyond those of its inputs.
+
+        Without any it would be suspended again at once. It asks for less with every chance that
+        it could not take, and for none if nobody else runs.
+        """
+        if not self.active():
+            return 0
+        n_most = self._limits.n_ctx - len(sequence.inputs)
+        return max(0, min(self._limits.n_ctx // 8 >> n_chances // 2, n_most))
+
+    def can_take(self, sequence: Sequence, n_headroom: int = 0) -> bool:
         """Whether the cells are obtainable that a sequence needs besides those it can share."""
-        n_cells = len(sequence.inputs)
+        n_cells = len(sequence.inputs) + n_headroom
         if self.n_obtainable() < n_cells:
-            n_cells -= n_shareable(sequence, self._before(sequence), self._cells)
+            n_cells -= n_shareable(sequence, self._before(sequence), self._cells, self._pace())
         return self.can_hold(n_cells)
 
     def can_hold(self, n_cells: int) -> bool:
@@ -173,11 +210,12 @@ class Residency:
     def shift(self, sequence: Sequence) -> None:
         """Drop the oldest half after `n_keep`; what cannot be moved is evaluated again.
 
-        Cells that another slot holds too cannot: they would move for both.
+        Cells that another slot holds too cannot: they would move for both. One that is idle
+        forgets them.
         """
-        slot, layout, n_keep = self._slot(sequence), sequence.layout, sequence.n_keep
+        slot, layout, n_keep = sequence.slot, sequence.layout, sequence.n_keep
         stop = shift_stop(layout, n_keep, slot.n_past, self._limits.n_ctx)
-        if self._cells.can_move(slot, n_keep):
+        if self._cells.can_move(slot, n_keep) or self._cells.claim(slot, n_keep):
             self._cells.move(slot, n_keep, stop)
         else:
             self._cells.go_back(slot, self._cells.reach(slot, n_keep))
@@ -187,6 +225,7 @@ class Residency:
             sequence.halts = [n_keep]  # where the next shift goes back to
         sequence.n_shifts += 1
         sequence.n_shifted += stop - n_keep
+        self._n_freed += 1
         abandon(sequence, self.running)
 
     def suspend_youngest(self) -> bool:
@@ -202,11 +241,11 @@ class Residency:
         return True
 
     def _suspend(self, sequence: Sequence) -> None:
-        sequence.suspended_at = self._n_released
+        sequence.suspended_at = self._n_freed
         sequence.n_suspended += 1
         sequence.follows, sequence.n_awaited = None, 0
         abandon(sequence, self.running)
-        self._cells.forget(self._slot(sequence), 0)
+        self._cells.forget(sequence.slot, 0)
 
     def _n_promised(self) -> int:
         """Cells that running sequences need for the inputs they have."""
@@ -216,9 +255,6 @@ class Residency:
         """Return the running sequences that came before one."""
         return takewhile(lambda other: other is not sequence, self.running)
 
-    def _slot(self, sequence: Sequence) -> Slot:
-        return self.pool.slots[sequence.slot_id]
-
     def check(self) -> None:
         """Assert that slots, leases, cells and sequences agree."""
         self._cells.check()
@@ -227,7 +263,7 @@ class Residency:
         for index, sequence in enumerate(self.running):
             assert sequence.suspended_at is None or sequence.n_past == 0
             assert sequence.n_past <= len(sequence.inputs)
-            assert self._slot(sequence).inputs is sequence.inputs
+            assert sequence.slot.inputs is sequence.inputs
             leader = sequence.follows
             if leader is not None:
                 assert sequence.suspended_at is None

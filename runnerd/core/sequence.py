@@ -11,7 +11,7 @@ from runnerd.core.backlog import Backlog
 from runnerd.core.batch import Adapters, Limits, Sampling
 from runnerd.core.detokenizer import Detokenizer
 from runnerd.core.prompt import Layout, Prompt, keep_stop, truncate
-from runnerd.core.slots import CacheKey, Lease
+from runnerd.core.slots import CacheKey, Lease, Slot
 from runnerd.core.timings import Timings
 from runnerd.errors import InvalidRequest, PromptTooLong, RequestError
 
@@ -50,15 +50,16 @@ class Sequence:
     """A request's state in the scheduler.
 
     `n_prompt` counts what the client sent. `last_step` is the step that served it last, or the
-    one before it got its slot. `suspended_at` says how many sequences had ended when this one
-    lost its cells; `ending` why it is to end, as soon as no step holds it.
+    one before it got its slot. `suspended_at` says how often cells had been freed when this one
+    lost its own; `ending` why it is to end, as soon as no step holds it.
 
     `n_processed` is the most inputs of its prompt that the client was told are cached, -1 before
     the first word on that. `backlog` has the tokens whose text is not out yet, where it matters.
     `n_seen` says how many inputs the client saw, where a stop string cut off some.
 
     Steps stop at the `halts` of a sequence, ascending, for a checkpoint. One that `follows`
-    another takes part in no step until that one has the first `n_awaited` inputs cached.
+    another takes part in no step until that one has the first `n_awaited` inputs cached. It
+    `is_fresh` until a step has evaluated something for it.
     """
 
     seq_id: int
@@ -87,12 +88,18 @@ class Sequence:
     halts: list[int] = field(default_factory=list)
     follows: "Sequence | None" = None
     n_awaited: int = 0
+    is_fresh: bool = True
+
+    @property
+    def slot(self) -> Slot:
+        """The slot that the sequence has leased."""
+        assert self.lease is not None
+        return self.lease.slot
 
     @property
     def slot_id(self) -> int:
-        """The slot that the sequence has leased."""
-        assert self.lease is not None
-        return self.lease.slot.slot_id
+        """The number of that slot."""
+        return self.slot.slot_id
 
     @property
     def n_past(self) -> int:
@@ -107,7 +114,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to evaluate is the token just sampled."""
-        return self.n_generated > 0 and self.n_pending == 1
+        return self.n_generated > 0 and len(self.inputs) - self.n_past == 1
 
     @property
     def wants_token(self) -> bool:

@@ -39,33 +39,30 @@ class Slot:
 
 
 class Lease:
-    """A permit, and the slot taken with it. Given back exactly once."""
+    """A permit, and the `slot` once one is taken with it. Given back exactly once."""
+
+    slot: Slot
 
     def __init__(self, pool: "SlotPool") -> None:
         self._pool = pool
-        self._slot: Slot | None = None
+        self._has_slot = False
         self._is_live = True
-
-    @property
-    def slot(self) -> Slot:
-        """The slot taken."""
-        assert self._slot is not None, "lease holds no slot yet"
-        return self._slot
 
     def take(self, slot: Slot) -> None:
         """Take a free slot with this permit."""
         assert self._is_live, "lease was given back"
-        assert self._slot is None, "lease holds a slot already"
+        assert not self._has_slot, "lease holds a slot already"
         assert not slot.is_leased, f"slot {slot.slot_id} is leased"
         slot.is_leased = True
-        self._slot = slot
+        self.slot = slot
+        self._has_slot = True
 
     def give_back(self) -> None:
         """Return the permit and free the slot, which keeps what it has cached."""
         assert self._is_live, "lease given back twice"
         self._is_live = False
-        if self._slot is not None:
-            slot = self._slot
+        if self._has_slot:
+            slot = self.slot
             slot.inputs = slot.inputs[: slot.n_past]
             slot.is_leased = False
             slot.tick = self._pool.next_tick()

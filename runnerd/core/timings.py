@@ -1,9 +1,14 @@
 """Where a request's time went, from instants passed in (seconds, monotonic)."""
 
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import accumulate
+from math import ceil, exp, log
+
+BIN = 1.08  # a bin of gaps ends at so many times its beginning: told to within 4 %
+LEAST_MS = 1e-3  # shorter gaps are counted as this long
+BINS_PER_E = 1 / log(BIN)
+LOWEST_BIN = log(LEAST_MS) * BINS_PER_E
+N_BINS = 300  # up to 3 hours; longer gaps are counted as this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,26 @@ class TimingSummary:
     sampling_ms: float
 
 
+class Gaps:
+    """Gaps between tokens, counted by length: bounded memory for any number of them."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (N_BINS + 1)
+
+    def add(self, gap_ms: float) -> None:
+        """Count a gap."""
+        n_bin = int(log(gap_ms) * BINS_PER_E - LOWEST_BIN) if gap_ms > LEAST_MS else 0
+        self._counts[min(n_bin, N_BINS)] += 1
+
+    def percentile(self, share: float) -> float:
+        """Return the least length that `share` of the gaps do not exceed; 0.0 of none."""
+        n_left = ceil(sum(self._counts) * share)
+        if n_left == 0:
+            return 0.0
+        n_bin = next(n for n, n_within in enumerate(accumulate(self._counts)) if n_within >= n_left)
+        return LEAST_MS * exp((n_bin + 0.5) / BINS_PER_E)
+
+
 class Timings:
     """The instants of one sequence; `sampling_s` were spent on picking its tokens."""
 
@@ -29,10 +54,10 @@ class Timings:
         self._started_at: float | None = None
         self._first_token_at: float | None = None
         self._last_token_at = queued_at
-        self._gaps_ms = array("f")
+        self._gaps = Gaps()
 
     def start(self, now: float) -> None:
-        """Note that a step took the sequence for the first time."""
+        """Note that the sequence got its slot; whatever it waits for after that is prefill."""
         if self._started_at is None:
             self._started_at = now
 
@@ -41,11 +66,11 @@ class Timings:
         if self._first_token_at is None:
             self._first_token_at = now
         else:
-            self._gaps_ms.append((now - self._last_token_at) * 1e3)
+            self._gaps.add((now - self._last_token_at) * 1e3)
         self._last_token_at = now
 
     def queue_s(self, now: float) -> float:
-        """Return the time from arrival to the first step, or until `now`."""
+        """Return the time from arrival to the slot, or until `now`."""
         return self._until(self._started_at, now) - self._queued_at
 
     def prefill_s(self, now: float) -> float:
@@ -63,21 +88,13 @@ class Timings:
     def summary(self, now: float) -> TimingSummary:
         """Return where the time went until `now`. Times that never came are those of `now`."""
         first_token_at = self._until(self._first_token_at, now)
-        gaps = sorted(self._gaps_ms)
         return TimingSummary(
             queue_ms=self.queue_s(now) * 1e3,
             ttft_ms=(first_token_at - self._queued_at) * 1e3,
-            itl_p50_ms=percentile(gaps, 0.50),
-            itl_p95_ms=percentile(gaps, 0.95),
+            itl_p50_ms=self._gaps.percentile(0.50),
+            itl_p95_ms=self._gaps.percentile(0.95),
             total_ms=(now - self._queued_at) * 1e3,
             prefill_ms=self.prefill_s(now) * 1e3,
             decode_ms=self.decode_s() * 1e3,
             sampling_ms=self.sampling_s * 1e3,
         )
-
-
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` of the values do not exceed; 0.0 of none."""
-    if not ascending:
-        return 0.0
-    return ascending[max(0, ceil(len(ascending) * share) - 1)]

@@ -79,7 +79,8 @@ class NaiveCache:
 
     `sliding` is what layers with a window hold of a slot, `state` what a recurrent one has seen.
     Both are kept whatever the limits, and looked at where these say so. A window keeps no more
-    than it must, and forgets for rows even if these are taken back.
+    than it must, and forgets for rows even if these are taken back. `is_shifting`: cells are to
+    move when the next batch begins.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -91,6 +92,7 @@ class NaiveCache:
         self._seen: dict[int, int] = {}
         self._limits = limits
         self._n_made = 0
+        self.is_shifting = False
 
     @property
     def n_cells(self) -> int:
@@ -118,6 +120,7 @@ class NaiveCache:
                     self._remove(slot_id, p0, p1)
                 case KVShift(slot_id, p0, p1, delta):
                     self._shift(slot_id, p0, p1, delta)
+                    self.is_shifting = True
                 case KVCopy(from_slot_id, slot_id, n_pos):
                     if not self._copy(from_slot_id, slot_id, n_pos):
                         to_restore.add(slot_id)
@@ -184,6 +187,8 @@ class NaiveCache:
 
     def _restore(self, slot_id: int, saved: Saved, n_pos: int) -> None:
         n = len(saved.cells)
+        if not self._limits.has_attention and not self.slots[slot_id]:
+            self._store(slot_id, list(saved.cells))
         assert tuple(self.slots[slot_id][:n]) == saved.cells, "a checkpoint of something else"
         assert all(pos >= n_pos for pos, _ in self.slots[slot_id][n:])
         assert saved.cells[-1][0] < n_pos
@@ -223,16 +228,17 @@ class NaiveCache:
     def run(self, batch: Batch, rows: Rows, n_stored: Sequence[int | None] | None = None) -> None:
         """Store the rows of a batch behind what is there; of an aborted one, only so many.
 
-        None instead of a number: the slot holds nothing any more.
+        None instead of a number: the slot holds nothing any more. What was shifted moves with
+        the first batch after it, which must not be stopped.
         """
+        assert n_stored is None or not self.is_shifting, "stopped while cells move"
+        self.is_shifting = False
         for span in batch.spans:
             slot_id = span.slot_id
             self.assert_whole(slot_id)
             added = _span_cells(span, batch.kind, rows)
-            cells = self.slots[slot_id] = self.slots[slot_id] + added
-            ids = self._ids[slot_id] = list(self._ids[slot_id])
-            for _, value in added:
-                ids.append(self._new_cell(hash((self._seen[ids[-1]] if ids else 0, value))))
+            self._store(slot_id, added)
+            cells = self.slots[slot_id]
             assert cells == cells_of([value for _, value in cells], rows), "not contiguous"
             assert len(cells) <= self._limits.n_ctx, "slot over n_ctx"
             self.state[slot_id] = self.state[slot_id] + added
@@ -245,6 +251,12 @@ class NaiveCache:
                 n_gone = len(self.slots[span.slot_id]) if n is None else len(span.inputs) - n
                 self._take_back(span.slot_id, n_gone)
         assert self.n_cells <= self._limits.n_cells, "more cells than there are"
+
+    def _store(self, slot_id: int, added: list[Cell]) -> None:
+        self.slots[slot_id] = self.slots[slot_id] + added
+        ids = self._ids[slot_id] = list(self._ids[slot_id])
+        for _, value in added:
+            ids.append(self._new_cell(hash((self._seen[ids[-1]] if ids else 0, value))))
 
     def _take_back(self, slot_id: int, n_gone: int) -> None:
         n_left = len(self.slots[slot_id]) - n_gone

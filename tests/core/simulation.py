@@ -6,6 +6,7 @@ from random import Random
 from runnerd.core.batch import (
     Batch,
     BatchKind,
+    KVShift,
     Limits,
     Sampled,
     SampleFault,
@@ -46,6 +47,7 @@ class Simulation:
         self._n_made = 0
         self._was_aborted = False
         self._rules = StepRules(limits)
+        self._first: dict[int, int] = {}  # the first input that a step evaluated, by seq_id
 
     def _do(self, call: Call) -> object:
         result = call(self.batcher)
@@ -106,6 +108,7 @@ class Simulation:
         if self.step is None:
             assert all(sequence.paused for sequence in running), "somebody has work to do"
             assert not self.batcher.waiting or residency.pool.n_free == 0, "a slot lies free"
+            self._rest()
             return False
         self._edit(self.step)
         if self.batcher.waiting and residency.pool.n_free > 0:
@@ -116,6 +119,19 @@ class Simulation:
             assert must_wait or residency.n_obtainable() < n_needed, "a slot lies free"
         self._rules.check(self.batcher, self.step, self.live)
         return True
+
+    def _rest(self) -> None:
+        """Carry out the edits left behind when there is nothing to run."""
+        self._do(lambda batcher: batcher.plan_edits())
+        step = self.batcher.in_flight
+        if step is not None:
+            assert not step.batches
+            self._edit(step)
+            assert not self.batcher.wants_abort
+            result = self._run(step, lambda _: 0, 0, None)
+            self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, 0.0))
+        pending = self.batcher.residency.edits
+        assert not pending or any(isinstance(edit, KVShift) for edit in pending)
 
     def _edit(self, step: Step) -> None:
         """Carry out a step's edits; what slots hold then is what they are said to hold."""
@@ -146,8 +162,14 @@ class Simulation:
         self._was_aborted = False
 
     def abort(self, token: Token, n_batches: int, rng: Random) -> None:
-        """Run the first batches of the step in flight; stop the next somewhere."""
+        """Run the first batches of the step in flight; stop the next somewhere.
+
+        Where cells move it is stopped only if the batcher wants it, which would be wrong.
+        """
         step = self._in_flight()
+        if self.cache.is_shifting and not self.batcher.wants_abort:
+            self.commit(token, 0.01)
+            return
         result = self._run(step, token, n_batches, self._stored(step.batches[n_batches], rng))
         self._rules.found_no_room()
         self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, 0.01))
@@ -161,17 +183,40 @@ class Simulation:
         self, step: Step, token: Token, n_batches: int, n_stored: tuple[int | None, ...] | None
     ) -> StepResult:
         sampled: list[Sampled] = []
+        self._note_first(step, n_batches, n_stored)
         for batch in step.batches[:n_batches]:
             self.cache.run(batch, self._rows)
             for span in batch.spans:
                 if span.wants_logits:
                     sampled.append(self._speech[span.seq_id].sample(token(span.seq_id)))
+        if n_stored is None and n_batches < len(step.batches):
+            self.cache.is_shifting = False  # cells move before room is looked for
         if n_stored is not None:
             self.cache.run(step.batches[n_batches], self._rows, n_stored)
         self.step = None
         oldest = self.cache.oldest() if self.limits.window else ()
         sampling_s = (0.001,) * len(sampled)
         return StepResult(n_batches, tuple(sampled), sampling_s, n_stored, oldest, self._saved)
+
+    def _note_first(
+        self, step: Step, n_batches: int, n_stored: tuple[int | None, ...] | None
+    ) -> None:
+        """Note from which input on each prompt was evaluated for it, until its first token."""
+        ran = [(span, 1) for batch in step.batches[:n_batches] for span in batch.spans]
+        if n_stored is not None:
+            stopped = zip(step.batches[n_batches].spans, n_stored, strict=True)
+            ran += [(span, n or 0) for span, n in stopped]
+        starts: dict[int, int] = {}
+        for span, n_rows in ran:
+            sequence = self.live[span.seq_id]
+            start = starts.setdefault(span.seq_id, sequence.n_past)
+            if n_rows and sequence.n_generated == 0:
+                self._first[span.seq_id] = min(start, self._first.get(span.seq_id, start))
+
+    def _check_cached(self, sequence: Sequence) -> None:
+        """Assert that a prompt was cached up to where its own rows begin, and no further."""
+        if sequence.n_generated > 0 and not sequence.n_suspended and not sequence.n_shifts:
+            assert sequence.n_cached == self._first[sequence.seq_id]
 
     def _stored(self, batch: Batch, rng: Random) -> tuple[int | None, ...]:
         """Return what is left of a batch that was stopped at some row.
@@ -202,9 +247,12 @@ class Simulation:
     def _is_worth_aborting(self) -> bool:
         if self.step is None or self._rules.generating:
             return False
+        if any(isinstance(edit, KVShift) for edit in self.step.edits):
+            return False
         seq_ids = {span.seq_id for batch in self.step.batches for span in batch.spans}
         ended = seq_ids & self._asked.keys()
-        return bool(ended) and (ended == seq_ids or not self._was_aborted)
+        throws_back = self.limits.window > 0 or not self.limits.can_rewind
+        return bool(ended) and (ended == seq_ids or not (throws_back or self._was_aborted))
 
     def _check_line(self) -> None:
         line = [*self.batcher.waiting]
@@ -225,6 +273,7 @@ class Simulation:
             assert seq_id in self.live, "spoke after its end"
             self._speech[seq_id].hear(emission)
             if emission.ending is not None:
+                self._check_cached(emission.sequence)
                 del self.live[seq_id]
                 assert self._asked.pop(seq_id, emission.ending) is emission.ending
                 self._speech.pop(seq_id).check_ended(emission.ending, self.limits)

@@ -1,12 +1,16 @@
 """Steps that are stopped because of a cancel: when that is worth it, and what is left of them."""
 
-from runnerd.core.batch import KVRemove, Step, StepResult
+import pytest
+
+from runnerd.core.batch import KVRemove, KVShift, Step, StepResult
 from runnerd.core.batcher import Batcher
 from runnerd.core.budget import MIN_ROWS
 from tests.helpers import (
+    ByteVocabulary,
     Image,
     endings,
     make_batcher,
+    make_limits,
     make_prompt,
     make_sequence,
     rows_of,
@@ -66,6 +70,37 @@ def test_of_two_steps_in_a_row_only_one_is_stopped_while_others_are_in_them() ->
     assert not batcher.wants_abort
     batcher.end(3, "cancelled")
     assert batcher.wants_abort
+
+
+@pytest.mark.parametrize(("window", "can_rewind"), [(0, False), (8, True)])
+def test_where_a_stop_throws_others_back_it_waits_until_all_have_ended(
+    window: int, can_rewind: bool
+) -> None:
+    limits = make_limits(
+        n_slots=2, n_batch=64, can_shift=False, window=window, can_rewind=can_rewind
+    )
+    batcher = Batcher(limits, ByteVocabulary(), 0.05)
+    for seq_id in (1, 2):
+        batcher.submit(make_sequence(seq_id, [seq_id] * 50, limits=limits))
+    plan(batcher)
+    batcher.end(1, "cancelled")
+    assert not batcher.wants_abort
+    batcher.end(2, "cancelled")
+    assert batcher.wants_abort
+
+
+def test_a_step_that_moves_cells_runs_to_its_end() -> None:
+    batcher = make_batcher(n_slots=2, n_ctx=32, n_batch=32)
+    batcher.submit(make_sequence(1, [1] * 30, limits=batcher.limits, shift=True))
+    while not any(isinstance(edit, KVShift) for edit in batcher.residency.edits):
+        run_step(batcher)
+    batcher.pause(1, paused=True)
+    batcher.submit(make_sequence(2, [2] * 30, limits=batcher.limits))
+    step = plan(batcher)
+    assert rows_of(step) == {2: 30}
+    assert any(isinstance(edit, KVShift) for edit in step.edits)
+    batcher.end(2, "cancelled")
+    assert not batcher.wants_abort
 
 
 # --- what is left -----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Thousands of steps of random calls from a few seeds, with the properties of the simulation."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,7 +19,7 @@ def random_limits(rng: Random) -> Limits:
     n_slots = rng.randint(1, 5)
     n_ctx = rng.choice((rng.randint(8, 48), rng.randint(64, 128)))
     n_batch = rng.randint(n_slots, 48)
-    return Limits(
+    limits = Limits(
         n_slots=n_slots,
         n_ctx=n_ctx,
         n_cells=rng.randint(n_ctx, n_slots * n_ctx),
@@ -29,6 +30,8 @@ def random_limits(rng: Random) -> Limits:
         window=rng.choice((0, 0, 3, 11)),
         can_rewind=rng.random() < 0.8,
     )
+    is_recurrent = not limits.can_rewind and limits.window == 0 and rng.random() < 0.5
+    return replace(limits, has_attention=not is_recurrent)
 
 
 def random_prompt(rng: Random, limits: Limits) -> Prompt:

@@ -74,6 +74,26 @@ def test_one_that_is_larger_than_the_budget_is_dropped_at_once() -> None:
     assert (known.n_kept, known.n_bytes) == (0, 0)
 
 
+def test_one_that_is_larger_than_the_budget_is_not_made_again_nor_are_longer_ones() -> None:
+    known = Checkpoints(30)
+    made = known.add(KEY, [1, 2], 2, 2, 0)
+    assert made is not None
+    known.sized([(made.checkpoint_id, 31)])
+    assert known.add(KEY, [1, 2], 2, 2, 0) is None
+    assert known.add(KEY, [3, 4, 5], 3, 3, 0) is None
+    assert known.add(KEY, [1], 1, 1, 0) is not None
+
+
+def test_room_is_made_before_one_is_saved_that_is_as_large_as_the_last() -> None:
+    known = Checkpoints(30)
+    first, _, _ = (add(known, [n], 10) for n in range(3))
+    assert known.make_room() == []
+    assert known.add(KEY, [7], 1, 1, 0) is not None
+    assert known.make_room() == [first]
+    known.check()
+    assert known.n_bytes == 20
+
+
 # --- halts -----------------------------------------------------------------------------------
 
 

@@ -273,3 +273,40 @@ def test_what_an_aborted_step_left_complete_stays() -> None:
     residency.store(sequence, 30)
     residency.mend()
     assert (sequence.n_past, residency.edits) == (30, [])
+
+
+def test_a_fork_of_a_fork_to_a_shorter_prefix_is_made_from_the_first_in_the_same_step() -> None:
+    limits = make_limits(n_slots=3, n_ctx=256, can_shift=False, window=8, is_unified=True)
+    residency = Residency(limits)
+    text = list(range(100))
+    admit(residency, limits, 1, text)
+    admit(residency, limits, 2, [*text[:80], 1], evaluate=False)
+    assert residency.edits == [KVCopy(0, 1, 80)]
+    admit(residency, limits, 3, [*text[:60], 2], evaluate=False)
+    assert residency.edits == [KVCopy(0, 2, 60)]
+
+
+def test_a_fork_of_a_fork_that_is_as_long_costs_nothing() -> None:
+    limits = make_limits(n_slots=3, n_ctx=256, can_shift=False, window=8, is_unified=True)
+    residency = Residency(limits)
+    text = list(range(100))
+    admit(residency, limits, 1, text)
+    for seq_id in (2, 3):
+        assert admit(residency, limits, seq_id, [*text[:80], seq_id]).n_cached == 80
+
+
+def test_nothing_shorter_is_forked_from_what_was_just_restored() -> None:
+    limits = make_limits(n_slots=2, n_ctx=256, can_shift=False, window=8)
+    residency = Residency(limits)
+    text = list(range(200))
+    first = admit(residency, limits, 1, text, evaluate=False)
+    first.halts = [160]
+    residency.store(first, 160)
+    residency.observe(StepResult(1, (), oldest=(100,), saved=((1, 10),)))
+    residency.store(first, 40)
+    residency.observe(StepResult(1, (), oldest=(190,)))
+    release(residency, first)
+    again = admit(residency, limits, 2, [*text[:170], 1], evaluate=False)
+    assert (residency.edits, again.n_cached) == ([CheckpointRestore(1, 0, 160)], 160)
+    other = admit(residency, limits, 3, [*text[:130], 2], evaluate=False)
+    assert (residency.edits, other.n_cached) == ([], 0)

@@ -37,6 +37,14 @@ def test_a_slot_cannot_give_back_what_another_holds() -> None:
 # --- sharing ---------------------------------------------------------------------------------
 
 
+def test_sharers_are_the_other_slots_that_hold_cells_behind_so_many() -> None:
+    ledger = KVLedger(n_slots=3, n_cells=20)
+    ledger.take(0, 10)
+    ledger.share(0, 1, 4)
+    ledger.share(0, 2, 7)
+    assert [ledger.sharers(0, n) for n in (0, 3, 4, 6, 7, 10)] == [[1, 2], [1, 2], [2], [2], [], []]
+
+
 def test_shared_cells_count_once() -> None:
     ledger = KVLedger(n_slots=2, n_cells=10)
     ledger.take(0, 6)

@@ -40,6 +40,7 @@ def make_kind(rng: Random, window: int, *, can_rewind: bool, is_unified: bool) -
         is_unified=is_unified,
         window=window,
         can_rewind=can_rewind,
+        has_attention=can_rewind or window > 0 or rng.random() < 0.5,
     )
 
 
@@ -130,6 +131,7 @@ class Machine:
     def run(self, batches: tuple[Batch, ...], rng: Random, n_done: int, *, aborts: bool) -> None:
         """Run some of the batches; the next finds no room, or is stopped in the middle."""
         residency, stored = self.residency, list[int | None]()
+        aborts &= n_done > 0 or not self.cache.is_shifting
         for batch in batches[:n_done]:
             self.cache.run(batch, self._rows)
         spans = batches[n_done].spans if aborts and n_done < len(batches) else ()

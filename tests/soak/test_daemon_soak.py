@@ -13,8 +13,9 @@ from anyio.abc import SocketAttribute
 
 from runnerd.client import Client, ConnectionLost, RequestFailed, connect
 from runnerd_protocol.framing import encode_frame
-from runnerd_protocol.messages import Cancel, Generate, Hello, Part, TextPart
+from runnerd_protocol.messages import Adapter, Cancel, Generate, Hello, Part, TextPart
 from tests.daemon_process import DaemonProcess, start_daemon_process
+from tests.e2e.asking import loosely
 from tests.soak.asks import IMAGES, LITERALS, SAMPLING, STOPS, WORDS
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,14 @@ N_TURNS = 25  # of each client
 PATIENCE_S = 120.0
 MIB = 2**20
 MODEL = "layers=1,dim=16,heads=2,nan_seq=40"
-SIZES = ("--slots=6", "--ctx=128", "--ctx-total=300", "--batch=64", "--max-queue=40")
+SIZES = (
+    "--slots=6",
+    "--ctx=128",
+    "--ctx-total=300",
+    "--batch=64",
+    "--max-queue=40",
+    "--lora=verse=-",
+)
 
 
 class Visitor:
@@ -54,7 +62,7 @@ class Visitor:
         n_most = rng.choice([None, None, None, 1, 3])
         text, n_deltas = "", 0
         try:
-            async with client.generate(prompt, **options) as stream:
+            async with client.generate(prompt, **loosely(options)) as stream:
                 async for delta in stream:
                     text += delta.text if delta.index == 0 else ""
                     n_deltas += 1
@@ -113,6 +121,7 @@ class Visitor:
             "return_progress": rng.random() < 0.3,
             "stop": rng.sample(STOPS, 2) if literal is None and rng.random() < 0.3 else [],
             "cache_scope": rng.choice(("", "other")),
+            "adapters": rng.choice(([], [], [Adapter("verse", 0.5)])),
         }
         if rng.random() < 0.1:
             options["timeout_s"] = rng.choice((0.01, 0.5))
@@ -154,7 +163,7 @@ async def test_a_crowd_that_asks_for_everything_leaves_a_daemon_as_it_was() -> N
         assert daemon.process.poll() is None
         assert "Traceback" not in daemon.log
         assert len(daemon.log.splitlines()) < 20
-    happened = {"stop", "length", "context", "left early", "rude", "engine_failed", "bad_grammar"}
+    happened = {"stop", "length", "context", "left early", "rude", "bad_grammar"}
     assert happened <= set(counts), counts
     assert "internal" not in counts
 
