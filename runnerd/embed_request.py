@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from runnerd.embed_queue import EmbeddingRequest
 from runnerd.engine.base import Engine, ModelInfo, Vectors
@@ -30,7 +31,7 @@ class Embedding(Request):
         self._wanted = message
         self._inputs: list[Tokens] = []
         self._truncated: list[int] = []
-        runner.take_embedding_place()
+        runner.places.take_embedding()
 
     async def run(self) -> None:
         """Answer it.
@@ -40,20 +41,22 @@ class Embedding(Request):
         """
         try:
             await self._prepare()
+            self.message = self._wanted = replace(self._wanted, inputs=[])
+            self.release()
             with self.runner.embedding(self._inputs, self._wanted.pooling) as request:
                 await self._send(request)
         finally:
-            self.runner.leave_embedding_place()
+            self.runner.places.leave_embedding()
 
     # --- inputs ----------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
         """Tokenize all inputs before any is evaluated: one that is wrong fails the request."""
-        engine = await self.runner.loaded()
+        engine = await self.runner.vocabulary.loaded()
         _check_pooling(self._wanted, engine.model)
         for indexes, is_long in _portions(self._wanted.inputs):
             expand = partial(self._expand_all, indexes)
-            await self.runner.read_vocabulary(expand, is_long=is_long)
+            await self.runner.vocabulary.read(expand, is_long=is_long)
 
     def _expand_all(self, indexes: range, engine: Engine) -> None:
         for index in indexes:

@@ -1,7 +1,7 @@
 """Passes of embeddings on the engine's thread, beside generation.
 
 While sequences generate, a pass is kept so short that they hardly feel it, and the decode loop
-runs one at most between two of its steps.
+runs one at most between two of its steps. One that nobody waits for any more is stopped.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from time import monotonic
 from runnerd.embed_queue import EmbeddingQueue, EmbeddingRequest, Pass, Tokens
 from runnerd.engine.base import Engine, Pooling
 from runnerd.engine_thread import EngineThread
-from runnerd.errors import EngineFailed, RequestError
+from runnerd.errors import DecodeAborted, EngineFailed, RequestError
 from runnerd.figures import Figures
 from runnerd.step_watch import StepWatch
 
@@ -25,7 +25,7 @@ class PassBudget:
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s
         self._row_s: float | None = None
-        self._seen: set[Pooling] = set()
+        self._pooling: Pooling | None = None
 
     @property
     def n_rows(self) -> int:
@@ -35,9 +35,9 @@ class PassBudget:
         return int(self._target_s / max(self._row_s, 1e-9))
 
     def observe(self, one: Pass, elapsed_s: float) -> None:
-        """Learn from a pass that took so long; the first of a pooling also makes its context."""
-        if one.pooling not in self._seen:
-            self._seen.add(one.pooling)
+        """Learn from a pass that took so long; the first of a pooling also makes a context."""
+        if one.pooling != self._pooling:
+            self._pooling = one.pooling
             return
         row_s = elapsed_s / one.n_rows
         old = row_s if self._row_s is None else self._row_s
@@ -64,6 +64,8 @@ class Embeddings:
         self._queue = EmbeddingQueue(engine.model.n_embed)
         self._budget = PassBudget(target_s)
         self._requests: dict[EmbeddingRequest, None] = {}  # in order of arrival
+        self._running: Pass | None = None
+        self._has_stopped = False
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -90,6 +92,7 @@ class Embeddings:
         """Let go of a request, whether it has all its results or not."""
         del self._requests[request]
         self._queue.remove(request)
+        self._stop_unwanted()
         self._wake()
 
     def refuse_waiting(self, error: RequestError) -> None:
@@ -106,6 +109,16 @@ class Embeddings:
     def _fail(self, request: EmbeddingRequest, error: RequestError) -> None:
         self._queue.remove(request)
         request.fail(error)
+        self._stop_unwanted()
+
+    def _stop_unwanted(self) -> None:
+        """Stop the pass in progress if nobody is there any more to get anything of it."""
+        if self._running is None or self._has_stopped:
+            return
+        owners = self._running.owners
+        if all(each.error is not None or each not in self._requests for each in owners):
+            self._has_stopped = True
+            self._engine.set_abort(True)
 
     async def run_pass(self, *, is_alone: bool) -> bool:
         """Run a pass if there is anything to run, `is_alone` if nothing waits for its end."""
@@ -114,14 +127,21 @@ class Embeddings:
             return False
         started_at = monotonic()
         self._watch.begin(started_at)
+        self._running = one
         try:
             vectors = await self._thread.call(partial(self._engine.embed, one.inputs, one.pooling))
+        except DecodeAborted:
+            return True
         except EngineFailed as err:
             for owner in dict.fromkeys(one.owners):
                 self._fail(owner, err)
             return True
         finally:
             self._watch.end()
+            self._running = None
+            if self._has_stopped:
+                self._has_stopped = False
+                self._engine.set_abort(False)
         self._budget.observe(one, monotonic() - started_at)
         self._figures.n_embedded += len(one.inputs)
         for owner in dict.fromkeys(one.owners):

@@ -28,6 +28,10 @@ LoadProgress = Callable[[str, float], bool]
 """Told a phase (open, weights, context, warm-up) and its fraction; False stops the load."""
 
 
+KVType = Literal["f16", "q8_0", "q4_0"]
+"""How a KV cache stores numbers: 16 bits each, or 32 of them in a block with a common scale."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What to load and how large. The fields are checked by `runnerd.config`.
@@ -35,8 +39,10 @@ class EngineConfig:
     `model` is a file's path, or for the reference engine its options ("layers=2,window=8").
     `n_ctx` 0: what the model was trained for, at most 4096. `n_cells` 0: `n_slots * n_ctx`.
     `n_threads` 0: one per core. `swa_full`: sliding layers keep every position, which takes
-    memory and makes checkpoints unnecessary. `adapters`: names and paths of LoRA adapters.
-    `n_embed` 0: the longest input of an embedding is `n_ubatch`.
+    memory and makes checkpoints unnecessary. `kv_type` other than f16: where there is flash
+    attention. `adapters`: names and paths of LoRA adapters.
+    `n_embed` 0: the longest input of an embedding is `n_ubatch`. The first embedding takes memory
+    for so many rows, each with its logits, and a generation waits for a whole input.
     """
 
     model: str
@@ -49,6 +55,7 @@ class EngineConfig:
     n_threads: int = 0
     kv: Literal["auto", "split", "unified"] = "auto"
     flash_attn: Literal["auto", "on", "off"] = "auto"
+    kv_type: KVType = "f16"
     swa_full: bool = False
     adapters: tuple[tuple[str, str], ...] = ()
     n_embed: int = 0
@@ -62,11 +69,11 @@ ConstraintKind = Literal["grammar", "json_schema"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded. `bos_token` None: the model wants none.
+    """What is loaded. `bos_token` and `eos_token` are what a chat template means by that.
 
     `can_generate` False: a model for embeddings only. `n_embed` is the longest input of an
-    embedding, of `n_embd` numbers; `poolings` is empty where the model can make none. `eos_token`
-    is what the chat template means by that.
+    embedding, of `n_embd` numbers; `poolings` is empty where the model can make none. With
+    `adds_bos` the model wants its BOS before every prompt.
     """
 
     name: str
@@ -85,6 +92,7 @@ class ModelInfo:
     poolings: tuple[Pooling, ...] = ()
     embed_suffix: tuple[int, ...] = ()
     eos_token: int | None = None
+    adds_bos: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +170,9 @@ class Engine(Tokenizer, Protocol):
         ...
 
     def set_abort(self, wanted: bool, /) -> None:
-        """Stop the decode in progress and those to come, or let them run again.
+        """Stop the decode or embedding in progress and those to come, or let them run again.
 
-        An engine that cannot stop a decode runs it to its end.
+        An engine that cannot stop one runs it to its end.
         """
         ...
 
@@ -182,6 +190,7 @@ class Engine(Tokenizer, Protocol):
         Each input has 1 to `n_embed` tokens, and all together have no more.
 
         Raises:
+            DecodeAborted: it was stopped, and nothing of it is kept.
             EngineFailed: there is no memory for it, or the model failed; generations go on.
         """
         ...

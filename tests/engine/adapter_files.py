@@ -1,11 +1,14 @@
 """LoRA adapters made by hand for SmolLM2: random changes of what attention asks for."""
 
+import struct
 from pathlib import Path
 
-from tests.engine.gguf_files import number, text
+from tests.engine.gguf_files import F32, F64, GGUFFile, array, entry, number, tensor, text
 from tests.engine.tiny_models import Weighted, real
 
 N_EMBD, N_LAYERS, RANK = 576, 30, 4
+I32_TENSOR = 26  # a ggml_type
+ALPHA = "adapter.lora.alpha"
 
 
 def lora(
@@ -23,15 +26,45 @@ def lora(
         block = f"blk.{layer}.attn_q.weight"
         weights.random(f"{block}.lora_a", n_embd, RANK)
         weights.random(f"{block}.lora_b", RANK, n_embd)
-    entries = (
-        text("general.type", "adapter"),
-        text("general.architecture", arch),
-        text("adapter.type", kind),
-        real("adapter.lora.alpha", 2.0 * RANK) if alpha is None else alpha,
-    )
+    entries = _entries(arch, kind, real(ALPHA, 2.0 * RANK) if alpha is None else alpha)
     return weights.save(folder / f"lora-{seed}-{arch}-{kind}-{n_embd}.gguf", entries)
 
 
-def integer_alpha() -> bytes:
-    """Return a scale of a type that llama.cpp does not take."""
-    return number("adapter.lora.alpha", 8)
+def lora_of(folder: Path, weight: str, a: tuple[int, ...], b: tuple[int, ...]) -> str:
+    """Write an adapter of one weight, its tensors of these extents; return its path."""
+    weights = Weighted(1)
+    weights.random(f"{weight}.lora_a", *a)
+    weights.random(f"{weight}.lora_b", *b)
+    return weights.save(folder / "lora.gguf", _entries("llama", "lora", real(ALPHA, 8.0)))
+
+
+def lora_of_integers(folder: Path) -> str:
+    """Write an adapter the tensors of which are int32; return its path."""
+    weight, n_bytes = "blk.0.attn_q.weight", 4 * N_EMBD * RANK
+    pair = (
+        tensor(f"{weight}.lora_a", (N_EMBD, RANK), I32_TENSOR),
+        tensor(f"{weight}.lora_b", (RANK, N_EMBD), I32_TENSOR, n_bytes),
+    )
+    file = GGUFFile(_entries("llama", "lora", real(ALPHA, 8.0)), pair, bytes(2 * n_bytes))
+    path = folder / "lora.gguf"
+    path.write_bytes(file.to_bytes())
+    return str(path)
+
+
+def bad_alphas() -> tuple[bytes, ...]:
+    """Return scales of types over which llama.cpp ends the process."""
+    return (
+        number(ALPHA, 8),
+        entry(ALPHA, F64, struct.pack("<d", 8.0)),
+        array(ALPHA, F32, 1, struct.pack("<f", 8.0)),
+        array(ALPHA, F32, 2000, bytes(8000)),
+    )
+
+
+def _entries(arch: str, kind: str, alpha: bytes) -> tuple[bytes, ...]:
+    return (
+        text("general.type", "adapter"),
+        text("general.architecture", arch),
+        text("adapter.type", kind),
+        alpha,
+    )

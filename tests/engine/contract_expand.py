@@ -10,6 +10,12 @@ from tests.engine.driving import PROMPTS
 TEXTS = ("", "hello", "  two  spaces ", "naïve café, 東京, 🙂🏽", "a\x00b", "tab\tnew\nline\r\n")
 
 
+def bos_of(engine: Engine) -> tuple[int, ...]:
+    """Return what comes before a prompt."""
+    bos = engine.model.bos_token
+    return () if bos is None or not engine.model.adds_bos else (bos,)
+
+
 class ExpandContract:
     """Text to inputs and back."""
 
@@ -19,19 +25,19 @@ class ExpandContract:
         assert b"".join(map(engine.token_bytes, inputs)) == text.encode()
 
     def test_bos_comes_once_and_first(self, engine: Engine) -> None:
-        bos = () if engine.model.bos_token is None else (engine.model.bos_token,)
+        bos = bos_of(engine)
         parts: list[Part] = [TextPart("one"), TextPart("two", special=True), TextPart("three")]
         with_bos = engine.expand(parts).inputs
         assert with_bos == bos + engine.expand(parts, add_bos=False).inputs
 
     def test_bos_is_not_doubled_where_the_parts_begin_with_it(self, engine: Engine) -> None:
-        bos = engine.model.bos_token
-        if bos is None:
-            pytest.skip("the model has no BOS")
+        if not bos_of(engine):
+            pytest.skip("the model wants no BOS")
+        (bos,) = bos_of(engine)
         assert engine.expand([TokensPart((bos, 5))]).inputs == (bos, 5)
 
     def test_an_empty_prompt_is_bos_alone_or_nothing(self, engine: Engine) -> None:
-        bos = () if engine.model.bos_token is None else (engine.model.bos_token,)
+        bos = bos_of(engine)
         assert engine.expand([]).inputs == bos
         assert engine.expand([TextPart("")]).inputs == bos
         assert engine.expand([], add_bos=False).inputs == ()
@@ -76,9 +82,9 @@ class ExpandContract:
     def test_borders_stay_in_place_where_bos_is_not_doubled(
         self, engine: Engine, special_name: str
     ) -> None:
-        bos = engine.model.bos_token
-        if bos is None:
-            pytest.skip("the model has no BOS")
+        if not bos_of(engine):
+            pytest.skip("the model wants no BOS")
+        (bos,) = bos_of(engine)
         parts: list[Part] = [TokensPart((bos, 5)), TextPart(special_name, special=True)]
         assert engine.expand(parts).borders == (2,)
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from runnerd.engine import open_engine
-from runnerd.engine.base import Engine, EngineConfig
+from runnerd.engine.base import Engine, EngineConfig, KVType
 from runnerd.errors import ModelMissing
 from runnerd.models import resolve_model
 
@@ -30,6 +30,7 @@ def llama_config(
     n_cells: int = 0,
     kv: Literal["auto", "split", "unified"] = "auto",
     flash_attn: Literal["auto", "on", "off"] = "on",
+    kv_type: KVType = "f16",
     swa_full: bool = False,
     adapters: tuple[tuple[str, str], ...] = (),
 ) -> EngineConfig:
@@ -49,6 +50,7 @@ def llama_config(
         kv=kv,
         flash_attn=flash_attn,
         n_threads=1,
+        kv_type=kv_type,
         swa_full=swa_full,
         adapters=adapters,
     )

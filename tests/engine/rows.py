@@ -32,17 +32,6 @@ def feed(
     return row
 
 
-def feed_watched(
-    engine: LlamaEngine, slot_id: int, tokens: Sequence[int], start: int, every: int
-) -> list[Row]:
-    """Evaluate tokens in one pass; return the logits after each run of `every`."""
-    spans = [
-        Span(0, slot_id, start + at, tuple(tokens[at : at + every]), wants_logits=True)
-        for at in range(0, len(tokens), every)
-    ]
-    return [row.copy() for row in context_of(engine).decode(spans)]
-
-
 @contextmanager
 def loaded_llama(config: EngineConfig) -> Iterator[LlamaEngine]:
     """Load an engine for a `with` block."""

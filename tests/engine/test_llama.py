@@ -239,7 +239,7 @@ def test_the_model_describes_itself(engine: Engine) -> None:
     assert model.n_params == 134_515_008
     assert 90_000_000 < model.size_bytes < 100_000_000
     assert "<|im_start|>" in model.chat_template
-    assert model.bos_token is None
+    assert (model.bos_token, model.adds_bos) == (IM_START, False)
     assert IM_END in model.end_tokens
 
 

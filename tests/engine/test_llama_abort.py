@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
-from runnerd.core.batch import Batch, BatchKind, KVRemove, Span, Step
+from runnerd.core.batch import Batch, BatchKind, KVRemove, KVShift, Span, Step
+from runnerd.core.batcher import Batcher
+from runnerd.core.prompt import Prompt
+from runnerd.core.sequence import Options, admit
 from runnerd.engine.base import run_step
 from runnerd.engine.llama.abort import AbortSwitch
 from runnerd.engine.llama.engine import LlamaEngine
@@ -58,11 +62,8 @@ def stopped_at(engine: LlamaEngine, n_nodes: int) -> Iterator[None]:
         context.abort = AbortSwitch(context._handle)
 
 
-def assert_same(engine: LlamaEngine, row: Row, expected: Row) -> None:
-    if engine.limits.is_unified:  # the order of the cells decides the last bits
-        np.testing.assert_allclose(row, expected, atol=1.0)
-    else:
-        assert np.array_equal(row, expected)
+def empty(engine: LlamaEngine) -> None:
+    apply(engine, *(KVRemove(slot_id, 0) for slot_id in range(engine.limits.n_slots)))
 
 
 def stop(engine: LlamaEngine, n_nodes: int, *spans: Span) -> tuple[int | None, ...]:
@@ -72,54 +73,100 @@ def stop(engine: LlamaEngine, n_nodes: int, *spans: Span) -> tuple[int | None, .
     return caught.value.n_stored
 
 
+def store(engine: LlamaEngine, spans: tuple[Span, ...], n_stored: tuple[int | None, ...]) -> None:
+    """Store what a stopped batch did, without a stop: so it lies in the same cells.
+
+    Where slots share them, the order of the cells decides the last bits of what is computed.
+    """
+    apply(engine, *(KVRemove(span.slot_id, span.pos) for span in spans))
+    cut = zip(spans, n_stored, strict=True)
+    kept = [replace(span, inputs=span.inputs[:n]) for span, n in cut if n]
+    if kept:
+        context_of(engine).decode(kept)
+
+
 @pytest.mark.parametrize("n_nodes", [1, 1000, 2500])
 def test_the_rest_after_a_stop_gives_what_a_fresh_run_gives(
     engine: LlamaEngine, n_nodes: int
 ) -> None:
-    apply(engine, KVRemove(1, 0))
-    fresh = feed(engine, 1, TOKENS)
+    empty(engine)
+    fresh = feed(engine, 0, TOKENS)
     (n_stored,) = stop(engine, n_nodes, Span(0, 0, 0, TOKENS))
     assert n_stored is not None
     assert n_stored % N_UBATCH == 0
     assert (n_stored > 0) == (n_nodes > 1)
-    assert_same(engine, feed(engine, 0, TOKENS[n_stored:], n_stored), fresh)
+    assert np.array_equal(feed(engine, 0, TOKENS[n_stored:], n_stored), fresh)
 
 
 def test_a_prompt_that_shares_half_of_a_stopped_one_gives_what_a_fresh_run_gives(
     engine: LlamaEngine,
 ) -> None:
     mixed = TOKENS[:40] + OTHER
-    apply(engine, KVRemove(1, 0))
-    fresh = feed(engine, 1, mixed)
+    empty(engine)
+    fresh = feed(engine, 0, mixed)
     (n_stored,) = stop(engine, 2500, Span(0, 0, 0, TOKENS))
     assert n_stored is not None
     assert n_stored >= 40
     apply(engine, KVRemove(0, 40))
-    assert_same(engine, feed(engine, 0, mixed[40:], 40), fresh)
+    assert np.array_equal(feed(engine, 0, mixed[40:], 40), fresh)
 
 
 def test_a_stop_leaves_slots_that_are_not_in_the_batch_alone(engine: LlamaEngine) -> None:
-    apply(engine, KVRemove(1, 0), KVRemove(2, 0))
-    fresh = feed(engine, 1, TOKENS)
+    spans = (Span(0, 0, 0, TOKENS),)
+    empty(engine)
     feed(engine, 2, TOKENS[:60])
-    stop(engine, 1000, Span(0, 0, 0, TOKENS))
-    assert_same(engine, feed(engine, 2, TOKENS[60:], 60), fresh)
+    n_stored = stop(engine, 1000, *spans)
+    row = feed(engine, 2, TOKENS[60:], 60)
+    empty(engine)
+    feed(engine, 2, TOKENS[:60])
+    store(engine, spans, n_stored)
+    assert np.array_equal(row, feed(engine, 2, TOKENS[60:], 60))
 
 
 @pytest.mark.parametrize("n_nodes", [1, 1000, 2000])
 def test_each_slot_of_a_stopped_batch_goes_on_from_what_it_has(
     engine: LlamaEngine, n_nodes: int
 ) -> None:
-    apply(engine, KVRemove(0, 0), KVRemove(1, 0))
-    fresh = feed(engine, 0, TOKENS), feed(engine, 1, OTHER)
     spans = Span(0, 0, 40, TOKENS[40:]), Span(1, 1, 10, OTHER[10:])
-    for slot_id, n_stored in enumerate(stop(engine, n_nodes, *spans)):
-        assert n_stored is not None
-        start, tokens = (40 + n_stored, TOKENS) if slot_id == 0 else (10 + n_stored, OTHER)
-        # At least two rows: a single one is not computed to the last bit alike.
-        apply(engine, KVRemove(slot_id, min(start, len(tokens) - 2)))
-        start = min(start, len(tokens) - 2)
-        assert_same(engine, feed(engine, slot_id, tokens[start:], start), fresh[slot_id])
+
+    def begin() -> None:
+        empty(engine)
+        feed(engine, 0, TOKENS[:40])
+        feed(engine, 1, OTHER[:10])
+
+    def go_on(n_stored: tuple[int | None, ...]) -> list[Row]:
+        rows = []
+        for span, n in zip(spans, n_stored, strict=True):
+            assert n is not None
+            # At least two rows: a single one is not computed to the last bit alike.
+            n_kept = min(n, len(span.inputs) - 2)
+            start = span.pos + n_kept
+            apply(engine, KVRemove(span.slot_id, start))
+            rows.append(feed(engine, span.slot_id, span.inputs[n_kept:], start))
+        return rows
+
+    begin()
+    n_stored = stop(engine, n_nodes, *spans)
+    rows = go_on(n_stored)
+    begin()
+    store(engine, spans, n_stored)
+    assert np.array_equal(rows, go_on(n_stored))
+
+
+@pytest.mark.parametrize("n_nodes", [1, 30, 59])
+def test_a_decode_that_moves_what_was_shifted_is_not_stopped(
+    engine: LlamaEngine, n_nodes: int
+) -> None:
+    def row_after(stopping: AbstractContextManager[None]) -> Row:
+        empty(engine)
+        feed(engine, 0, TOKENS[:60])
+        shift = KVRemove(0, 10, 30), KVShift(0, 30, None, -20)
+        prefill = Batch(BatchKind.TOKENS, (Span(1, 1, 0, TOKENS[:50]),))
+        with stopping:
+            assert not run_step(engine, Step(1, shift, (prefill,))).is_aborted
+        return feed(engine, 0, TOKENS[60:90], 40)
+
+    assert np.array_equal(row_after(stopped_at(engine, n_nodes)), row_after(nullcontext()))
 
 
 def test_a_step_tells_what_is_stored_and_samples_nothing(engine: LlamaEngine) -> None:
@@ -154,3 +201,36 @@ def test_a_long_prefill_stops_within_a_fifth_of_a_second() -> None:
             return time.perf_counter() - stopped_at
 
         assert min(measure() for _ in range(3)) < 0.2
+
+
+def test_a_cancel_while_cells_are_to_move_changes_nothing_that_is_said() -> None:
+    with loaded_llama(llama_config(n_slots=2, n_ctx=64, n_batch=64)) as engine:
+        assert shifted_text(engine, cancels=True) == shifted_text(engine, cancels=False)
+
+
+def shifted_text(engine: LlamaEngine, *, cancels: bool) -> list[int]:
+    """Generate over a shift, which goes to the engine with a step of another prompt alone."""
+    context_of(engine).cells.clear()
+    batcher = Batcher(engine.limits, engine, 0.05)
+    options = Options(max_tokens=40, shift=True)
+    batcher.submit(admit(1, Prompt(TOKENS[:50]), options, engine.limits, 0.0))
+    other = admit(2, Prompt(TOKENS[50:110]), Options(max_tokens=1), engine.limits, 0.0)
+    said: list[int] = []
+    while batcher.seq_ids:
+        is_other = any(isinstance(edit, KVShift) for edit in batcher.residency.edits)
+        if is_other:
+            batcher.pause(1, paused=True)
+            batcher.submit(other)
+        step = batcher.plan(0.0)
+        assert step is not None
+        if is_other and cancels:
+            batcher.end(2, "cancelled")
+        is_stopped = is_other and batcher.wants_abort
+        with stopped_at(engine, 40) if is_stopped else nullcontext():  # amid the shift
+            result = run_step(engine, step)
+        batcher.pause(1, paused=False)
+        for emission in batcher.commit(step, result, 0.0, 0.01):
+            if emission.sequence.seq_id == 1 and emission.token is not None:
+                said.append(emission.token)
+    engine.apply(batcher.residency.edits)
+    return said

@@ -12,7 +12,7 @@ import pytest
 from runnerd.core.prompt import TextPart
 from runnerd.engine import open_engine
 from runnerd.engine.base import Engine, EngineConfig, Pooling, Vectors
-from runnerd.errors import BadModel, EngineFailed
+from runnerd.errors import BadModel, DecodeAborted, EngineFailed
 from tests.engine.bert_files import CLS, SEP, SPECIAL, Bert, bert_file, random_bert
 from tests.engine.driving import PROMPTS, Lane, generate, tokens
 from tests.engine.llama_builders import MODEL, llama_config, loaded
@@ -20,10 +20,15 @@ from tests.engine.llama_builders import MODEL, llama_config, loaded
 pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.llama
 
+from runnerd.engine.llama.engine import LlamaEngine  # noqa: E402 needs llama_cpp
+from runnerd.engine.llama.library import lib  # noqa: E402
+from tests.engine.rows import loaded_llama  # noqa: E402
+
 needs_model = pytest.mark.skipif(MODEL is None, reason="the test model is not installed")
 
 WORDS = ("▁the", "▁cat", "▁sat", "▁on", "▁mat", "s", "▁a", "▁dog", "▁ran", "▁far")
 N_CTX = 64
+ROWS_BYTES = 2 * 1024 * 49152 * 4  # two rows of logits for each of 1024 tokens
 CLOSE = 1e-5
 NEAR = 1e-2  # llama.cpp takes the curve of GELU from a table of half precision
 
@@ -114,6 +119,54 @@ def test_too_little_memory_fails_the_request_and_not_the_engine(
                 engine.embed([(5, 6)], "mean")
         assert generate(engine, [Lane(0, tokens(engine, "Once"))], 4)
         assert np.isfinite(engine.embed([(5, 6)], "mean")).all()
+
+
+def stop_on_asking(engine: LlamaEngine, n_nodes: int) -> object:
+    """Have passes stopped when llama.cpp asks for the n-th time; keep what this returns alive."""
+    context = engine._embedder._context
+    assert context is not None
+    n_asked = 0
+
+    def asked(_: int | None) -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == n_nodes:
+            engine.set_abort(True)
+        return n_asked >= n_nodes
+
+    callback = lib.ggml_abort_callback(asked)
+    lib.llama_set_abort_callback(context._handle, callback, None)
+    return callback
+
+
+@needs_model
+@pytest.mark.parametrize("n_nodes", [1, 700, 1500])
+def test_a_pass_that_is_stopped_leaves_nothing_behind(n_nodes: int) -> None:
+    with loaded_llama(llama_config(n_ubatch=256)) as engine:
+        inputs = mixed(9, 40_000, 50)
+        expected = engine.embed(inputs, "mean")
+        callback = stop_on_asking(engine, n_nodes)
+        with pytest.raises(DecodeAborted):
+            engine.embed(inputs, "mean")
+        with pytest.raises(DecodeAborted):
+            engine.embed(inputs, "last")  # with a context made while passes are to stop
+        engine.set_abort(False)
+        assert np.array_equal(engine.embed(inputs, "mean"), expected)
+        del callback
+
+
+@needs_model
+def test_a_context_of_one_pooling_makes_room_for_that_of_another() -> None:
+    with loaded(replace(llama_config(), n_embed=1024)) as engine:
+        memory = psutil.Process().memory_info
+        before = memory().vms  # most of it is touched by long inputs only
+        engine.embed([(5, 6)], "mean")
+        one = memory().vms - before
+        expected = engine.embed([(5, 6, 7)], "mean")
+        for _ in range(3):
+            engine.embed([(5, 6)], "last")
+            assert np.array_equal(engine.embed([(5, 6, 7)], "mean"), expected)
+        assert memory().vms - before < one + ROWS_BYTES // 2
 
 
 # --- a model that encodes ------------------------------------------------------------------

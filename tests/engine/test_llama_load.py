@@ -3,13 +3,16 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("llama_cpp")
+
+from runnerd.core.batch import KVRemove, KVShift
 from runnerd.engine import open_engine
 from runnerd.errors import BadModel, ConfigError, LoadCancelled, ModelMissing
-from tests.engine.driving import PROMPTS, generate_alone, tokens
+from tests.engine.driving import PROMPTS, apply, generate_alone, tokens
 from tests.engine.gguf_files import ARCHITECTURE, GGUFFile, number, tensor
 from tests.engine.llama_builders import MODEL, llama, llama_config, loaded
+from tests.engine.rows import context_of, feed, loaded_llama
 
-pytest.importorskip("llama_cpp")
 pytestmark = [
     pytest.mark.llama,
     pytest.mark.skipif(MODEL is None, reason="the test model is not installed"),
@@ -75,7 +78,20 @@ def test_a_good_load_keeps_its_debug_lines_off_stderr(capfd: pytest.CaptureFixtu
     open_engine(llama_config(), always).close()
     lines = capfd.readouterr().err.splitlines()
     assert any("loaded meta data" in line for line in lines)
-    assert not any("loading tensor" in line for line in lines)
+    assert not any("loading tensor" in line or "input_tensors" in line for line in lines)
+
+
+def test_a_shift_is_tried_while_loading_and_leaves_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with loaded_llama(llama_config()) as engine:
+        n_made = capfd.readouterr().err.count("sched_reserve: reserve took")
+        assert context_of(engine).cells.held() == ((-1, -1),) * 4
+        feed(engine, 0, range(100, 120))
+        apply(engine, KVRemove(0, 0, 8), KVShift(0, 8, None, -8))
+        feed(engine, 0, range(100, 120), 12)
+        assert n_made > 0
+        assert capfd.readouterr().err == ""
 
 
 def test_to_close_twice_is_to_close_once() -> None:

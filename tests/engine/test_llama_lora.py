@@ -11,7 +11,7 @@ pytest.importorskip("llama_cpp")
 from runnerd.core.batch import Adapter, KVRemove
 from runnerd.engine.llama.engine import LlamaEngine
 from runnerd.errors import BadModel, LoadError, ModelMissing
-from tests.engine.adapter_files import integer_alpha, lora
+from tests.engine.adapter_files import bad_alphas, lora, lora_of, lora_of_integers
 from tests.engine.driving import apply
 from tests.engine.llama_builders import MODEL, llama_config
 from tests.engine.rows import Row, feed, loaded_llama
@@ -92,10 +92,14 @@ def test_a_name_that_was_not_loaded_never_reaches_llama_cpp(engine: LlamaEngine)
         (lambda folder: MODEL, BadModel, "general.type is 'model', expected 'adapter'"),
         (lambda folder: lora(folder, arch="gemma3"), BadModel, "'gemma3', expected 'llama'"),
         (lambda folder: lora(folder, kind="ia3"), BadModel, "'ia3', expected 'lora'"),
-        (lambda folder: lora(folder, n_embd=640), BadModel, "wrong base model"),
-        (lambda folder: lora(folder, alpha=integer_alpha()), BadModel, "alpha is no float"),
+        (
+            lambda folder: lora(folder, n_embd=640),
+            BadModel,
+            r"is \(576, 576\).*\(640, 4\) by \(4, 640\)",
+        ),
+        (lora_of_integers, BadModel, "blk.0.attn_q.weight is in whole numbers"),
     ],
-    ids=["missing", "a model", "another architecture", "no lora", "another size", "a bad scale"],
+    ids=["missing", "a model", "another architecture", "no lora", "another size", "integers"],
 )
 def test_what_is_no_adapter_for_the_model_is_refused_by_name_and_path(
     tmp_path: Path, write: Callable[[Path], str], error: type[LoadError], message: str
@@ -106,3 +110,30 @@ def test_what_is_no_adapter_for_the_model_is_refused_by_name_and_path(
             pass
     assert "adapter mine" in str(caught.value)
     assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("alpha", bad_alphas(), ids=["integer", "double", "array", "long array"])
+def test_a_scale_of_another_type_never_reaches_llama_cpp(tmp_path: Path, alpha: bytes) -> None:
+    path = lora(tmp_path, alpha=alpha)
+    with pytest.raises(BadModel, match=r"adapter mine.*adapter.lora.alpha is no float32"):
+        with loaded_llama(llama_config(adapters=(("mine", path),))):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("weight", "a", "b", "message"),
+    [
+        ("blk.0.attn_q.weight", (576, 4), (5, 576), r"\(576, 576\).*\(576, 4\) by \(5, 576\)"),
+        ("blk.0.attn_k.weight", (576, 4), (4, 576), r"\(576, 192\)"),
+        ("blk.0.attn_q.weight", (576, 4, 3), (4, 576, 2), r"by \(4, 576, 2\)"),
+        ("token_embd.weight", (4, 49152), (4, 576), "for its output"),
+    ],
+    ids=["two ranks", "another width", "experts where there are none", "shared embeddings"],
+)
+def test_a_change_that_does_not_fit_its_weight_never_reaches_llama_cpp(
+    tmp_path: Path, weight: str, a: tuple[int, ...], b: tuple[int, ...], message: str
+) -> None:
+    path = lora_of(tmp_path, weight, a, b)
+    with pytest.raises(BadModel, match=rf"adapter mine.*{weight}.*{message}"):
+        with loaded_llama(llama_config(adapters=(("mine", path),))):
+            pass

@@ -1,10 +1,12 @@
 """The batcher over llama.cpp: a pool that is too small for all, and turns that reuse turns."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pydoc_data.topics import topics
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("llama_cpp")
 
@@ -14,8 +16,11 @@ from runnerd.core.prompt import Prompt, TextPart
 from runnerd.core.sequence import Options, admit
 from runnerd.core.sequence import Sequence as Running
 from runnerd.engine.base import Engine, run_step
+from runnerd.errors import NoKVSlot
+from runnerd.log import EventLogger
 from tests.engine.gemma import gemma, is_installed
 from tests.engine.llama_builders import MODEL, llama_config, loaded
+from tests.engine.rows import feed, loaded_llama
 
 pytestmark = pytest.mark.llama
 
@@ -81,6 +86,19 @@ def test_in_a_pool_that_is_too_small_each_says_exactly_what_it_says_alone(
     together = short_pool.run(*zip(short_pool.prompts, asked, strict=True))
     for sequence, n_asked, alone in zip(together, asked, short_pool.alone, strict=True):
         assert generated(sequence) == alone[:n_asked]
+
+
+@pytest.mark.skipif(MODEL is None, reason="the test model is not installed")
+def test_where_there_is_no_room_the_log_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EventLogger, "threshold", logging.DEBUG)
+    with loaded_llama(llama_config(n_slots=2, n_cells=256)) as engine:
+        feed(engine, 0, range(100, 300))
+        with capture_logs() as lines, pytest.raises(NoKVSlot):
+            feed(engine, 1, range(100, 160), n_rows=60)
+    (line,) = lines
+    assert (line["log_level"], line["event"]) == ("debug", "kv.no_slot")
+    assert (line["n_rows"], line["n_cells"], line["n_batch"]) == (60, 256, 64)
+    assert line["held"] == ((0, 199), (-1, -1))
 
 
 @pytest.mark.skipif(not is_installed(), reason="the test model is not installed")

@@ -125,6 +125,17 @@ def test_a_decode_that_was_stopped_leaves_its_slots_empty_and_others_alone(
     assert_equal(feed(engine, 1, TAIL, len(TOKENS)), cold(engine, TOKENS + TAIL))
 
 
+def test_without_attention_a_checkpoint_goes_into_an_empty_slot(engine: LlamaEngine) -> None:
+    if engine.limits.has_attention:
+        pytest.skip("the cells of attention are not in a checkpoint")
+    feed(engine, 0, TOKENS[:70])
+    apply(engine, CheckpointSave(1, 0), KVRemove(0, 0))
+    feed(engine, 1, TAIL)
+    apply(engine, CheckpointRestore(1, 0, 70), CheckpointDrop(1))
+    expected = cold(engine, TOKENS[:70] + TAIL)
+    assert_equal(feed(engine, 0, TAIL, 70), expected)
+
+
 def test_a_checkpoint_is_as_large_as_the_state(engine: LlamaEngine) -> None:
     feed(engine, 0, TOKENS[:10])
     apply(engine, CheckpointSave(1, 0))

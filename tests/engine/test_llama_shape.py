@@ -157,3 +157,44 @@ def test_the_context_named_for_a_cache_larger_than_memory_does_fit(
 
 def test_a_cache_that_fits_is_not_refused() -> None:
     check_kv_cache(plan_shape(config(), header()), header())
+
+
+def recurrent(**sizes: int | tuple[int, ...]) -> GGUFHeader:
+    metadata = {f"toy.{name.replace('__', '.')}": size for name, size in sizes.items()}
+    return GGUFHeader(0, 3, "toy", 0, dict(header().metadata) | metadata)
+
+
+def test_a_model_that_keeps_states_takes_them_for_each_slot() -> None:
+    toy = recurrent(ssm__conv_kernel=4, ssm__inner_size=128, ssm__state_size=16)
+    shape = plan_shape(config(n_slots=3), toy)
+    assert kv_bytes(shape, toy) == 3 * 2 * (3 * 128 + 128 * 16) * 4
+
+
+def test_a_model_that_keeps_states_in_some_layers_takes_cells_in_the_others() -> None:
+    toy = recurrent(shortconv__l_cache=3, attention__head_count_kv=(0, 1))
+    shape = plan_shape(config(n_slots=3), toy)
+    assert kv_bytes(shape, toy) == 3 * 2 * 64 * 4 + 3 * 512 * (64 + 64) * 2
+
+
+def test_a_model_that_keeps_cells_in_every_nth_layer_takes_them_there() -> None:
+    sizes = {"ssm__inner_size": 128, "ssm__state_size": 16}
+    toy = recurrent(**sizes, attention__head_count_kv=1, full_attention_interval=2)
+    shape = plan_shape(config(n_slots=3), toy)
+    assert kv_bytes(shape, toy) == 3 * 128 * 16 * 4 + 3 * 512 * (64 + 64) * 2
+
+
+def test_a_layer_that_only_feeds_forward_keeps_nothing() -> None:
+    sizes = {"ssm__inner_size": 128, "ssm__state_size": 16}
+    toy = recurrent(**sizes, attention__head_count_kv=(0, 0), feed_forward_length=(0, 256))
+    assert kv_bytes(plan_shape(config(n_slots=3), toy), toy) == 3 * 128 * 16 * 4
+
+
+def test_a_model_that_does_not_say_which_layers_keep_states_is_not_estimated() -> None:
+    toy = recurrent(ssm__inner_size=128, attention__head_count_kv=2)
+    assert kv_bytes(plan_shape(config(n_slots=3), toy), toy) is None
+
+
+def test_states_larger_than_memory_are_refused() -> None:
+    toy = recurrent(ssm__inner_size=1 << 30, ssm__state_size=1 << 10)
+    with pytest.raises(OutOfMemory, match=r"4 slots of 512 take \d+ bytes.*use fewer slots"):
+        check_kv_cache(plan_shape(config(), toy), toy)

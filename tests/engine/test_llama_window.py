@@ -14,18 +14,19 @@ from runnerd.engine.llama.engine import LlamaEngine
 from tests.engine.driving import apply
 from tests.engine.gemma import WINDOW, gemma, is_installed
 from tests.engine.llama_builders import llama_config
-from tests.engine.rows import Row, context_of, feed, feed_watched, loaded_llama
+from tests.engine.rows import Row, context_of, feed, loaded_llama
 
 pytestmark = [
     pytest.mark.llama,
     pytest.mark.skipif(not is_installed(), reason="the test model is not installed"),
 ]
 
-EVERY = 4  # rows between two logits, and rows run after each cut
+N_AFTER = 4  # rows run after each cut
 N_PASS = 16
-N_SLIDING = 1536  # cells of a sliding layer: what is stored there once lies in order
+N_COPIES = 5  # that go back in one pass
+N_SLIDING = 1024  # cells of a sliding layer: what is stored there once lies in order
 N_WATCHED = 976  # what is forgotten when the text is at its end
-PREFIXES = (1650, 1800, 1950, 2000)
+PREFIXES = (1150, 1300, 1450, 1500)
 N_CUTS = 50  # of each prefix
 
 
@@ -45,7 +46,9 @@ class TestSlotsApart:
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, model: str) -> Iterator[LlamaEngine]:
-        config = llama_config(model=model, n_ctx=2048, n_batch=1024, n_ubatch=1024, kv="split")
+        config = llama_config(
+            model=model, n_slots=N_COPIES + 1, n_ctx=1536, n_batch=512, n_ubatch=512, kv="split"
+        )
         with loaded_llama(config) as engine:
             yield engine
 
@@ -56,8 +59,13 @@ class TestSlotsApart:
         cold: dict[int, Row] = {}
         for at in range(0, N_WATCHED, N_PASS):
             apply(engine, CheckpointSave(at, 0))
-            rows = feed_watched(engine, 0, tokens[at : at + N_PASS], at, EVERY)
-            cold[at] = rows[0]
+            middle, end = at + N_AFTER, at + N_PASS
+            spans = [
+                Span(0, 0, start, tokens[start:stop], wants_logits=True)
+                for start, stop in ((at, middle), (middle, end))
+            ]
+            row, _ = context_of(engine).decode(spans)  # a lone one has other last bits
+            cold[at] = row.copy()
         choose = np.random.default_rng(7)
         n_past = N_WATCHED
         for n_prefix in PREFIXES:
@@ -67,8 +75,8 @@ class TestSlotsApart:
             assert oldest == n_prefix - N_SLIDING
             beyond = [at for at in cold if 0 < at < oldest + WINDOW]
             cuts = choose.choice(beyond, N_CUTS).tolist()
-            for start in range(0, N_CUTS, 3):
-                self.check_cuts(engine, tokens, cuts[start : start + 3], cold)
+            for start in range(0, N_CUTS, N_COPIES):
+                self.check_cuts(engine, tokens, cuts[start : start + N_COPIES], cold)
 
     def check_cuts(
         self,
@@ -82,14 +90,14 @@ class TestSlotsApart:
         for slot_id, at in enumerate(cuts, start=1):
             restore = CheckpointRestore(at, slot_id, at)
             apply(engine, KVRemove(slot_id, 0), KVCopy(0, slot_id, at), restore)
-            spans.append(Span(0, slot_id, at, tokens[at : at + EVERY], wants_logits=True))
+            spans.append(Span(0, slot_id, at, tokens[at : at + N_AFTER], wants_logits=True))
         rows = context_of(engine).decode(spans)
         for at, row in zip(cuts, rows, strict=True):
             assert np.array_equal(row, cold[at]), f"cut at {at}"
 
     def test_to_go_back_beyond_the_window_takes_a_checkpoint(self, engine: LlamaEngine) -> None:
         at = 640
-        tokens = text_tokens(engine, at + EVERY)
+        tokens = text_tokens(engine, at + N_AFTER)
         apply(engine, KVRemove(1, 0), KVRemove(2, 0), KVCopy(0, 1, at), KVCopy(0, 2, at))
         assert engine.oldest()[1] > at - WINDOW
         apply(engine, CheckpointRestore(at, 2, at))
@@ -117,12 +125,12 @@ class TestSlotsApart:
 def test_copies_in_one_pool_leave_room_for_every_slots_window(model: str) -> None:
     config = llama_config(model=model, n_slots=2, n_ctx=1536, n_batch=32, n_ubatch=32, kv="unified")
     with loaded_llama(config) as engine:
-        tokens = text_tokens(engine, 800)
+        tokens = text_tokens(engine, 700)
         feed(engine, 0, tokens)
         apply(engine, KVCopy(0, 1, len(tokens)))
         oldest = engine.oldest()
         assert oldest[0] < oldest[1] == len(tokens) - WINDOW
-        both = [feed(engine, slot, tokens[:500:2], len(tokens)) for slot in (0, 1)]
+        both = [feed(engine, slot, tokens[:200:2], len(tokens)) for slot in (0, 1)]
         np.testing.assert_allclose(both[0], both[1], atol=1.5)
         assert engine.oldest()[0] > oldest[0]
 

@@ -268,6 +268,16 @@ def test_what_spoils_a_state_is_a_bug(edits: list[Edit], message: str) -> None:
             engine.apply(edits)
 
 
+def test_without_attention_a_checkpoint_goes_into_an_empty_slot() -> None:
+    options = ReferenceOptions(layers=1, dim=16, heads=2, recurrent=True)
+    with reference(options) as engine:
+        assert not engine.limits.has_attention
+        open_greedy(engine, 0)
+        feed_tokens_unsampled(engine, TEXT[:15])
+        engine.apply([CheckpointSave(1, 0), KVRemove(0, 0), CheckpointRestore(1, 0, 15)])
+        assert feed_tokens(engine, TEXT[15:], 15) == cold(options, TEXT)
+
+
 def test_to_remove_all_or_nothing_of_a_state_is_no_bug() -> None:
     with reference(RECURRENT) as engine:
         open_greedy(engine, 0)

@@ -1,25 +1,43 @@
-"""Stops a decode from any thread.
+"""Stops a pass from any thread.
 
 llama.cpp asks at each node of the graph whether to go on, hundreds of times a token; a callback
 in Python would take the GIL as often. So it asks libc's strlen, of a string that we make empty
-or not. Only the CPU backend asks: elsewhere a decode runs to its end.
+or not. Only the CPU backend asks: elsewhere a pass runs to its end.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from runnerd.engine.llama.library import lib, muted
 
+_never = lib.ggml_abort_callback()  # NULL
 _strlen = ctypes.cast(ctypes.CDLL(None).strlen, lib.ggml_abort_callback)
 
 
 class AbortSwitch:
-    """The switch of one context, off at first. It has to live as long as the context."""
+    """A switch for contexts, off at first. It has to live as long as they do."""
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, *contexts: int) -> None:
         self._text = ctypes.create_string_buffer(2)  # of which the second byte stays 0
+        for context in contexts:
+            self.attach(context)
+
+    def attach(self, context: int) -> None:
+        """Let a context's passes ask this switch."""
         with muted():
             lib.llama_set_abort_callback(context, _strlen, ctypes.addressof(self._text))
 
+    @contextmanager
+    def detached(self, context: int) -> Iterator[None]:
+        """Let a context's passes run to their end for a `with` block, whatever the switch says."""
+        with muted():
+            lib.llama_set_abort_callback(context, _never, None)
+        try:
+            yield
+        finally:
+            self.attach(context)
+
     def set(self, wanted: bool) -> None:
-        """Stop the decode in progress and those to come, or let them run again."""
+        """Stop the pass in progress and those to come, or let them run again."""
         self._text[0] = int(wanted).to_bytes()

@@ -47,6 +47,14 @@ class Candidates:
         array.data, array.size, array.selected, array.sorted = self._data, n_candidates, -1, False
         return n_candidates
 
+    def put_equals(self, ids: Tokens) -> int:
+        """Let tokens be the candidates with a logit of 0 each, and return how many there are."""
+        self._entries["id"][: ids.size] = ids
+        self._entries["logit"][: ids.size] = 0.0
+        array = self._array
+        array.data, array.size, array.selected, array.sorted = self._data, ids.size, -1, False
+        return ids.size
+
     def apply(self, sampler: ctypes.c_void_p) -> None:
         """Let a sampler filter the candidates, change their logits, or select one."""
         lib.llama_sampler_apply(sampler, self._reference)

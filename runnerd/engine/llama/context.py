@@ -5,23 +5,27 @@ breach ends the process, is checked before a call.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from runnerd.core.batch import Adapters, Limits, Span
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.abort import AbortSwitch
-from runnerd.engine.llama.library import check_decode, lib, quiet_load
+from runnerd.engine.llama.library import ABORTED, NO_ROOM, check_decode, lib, quiet_load
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
 from runnerd.engine.llama.slots import SlotCells
-from runnerd.errors import BadModel, DecodeAborted, OutOfMemory
+from runnerd.errors import BadModel, ConfigError, DecodeAborted, OutOfMemory
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-ABORTED = 2  # llama_decode: the rows of earlier passes within the batch are stored
+KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
+
+log = structlog.get_logger()
 
 Logits = npt.NDArray[np.float32]
 
@@ -36,15 +40,7 @@ class LlamaContext:
     def __init__(
         self, model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
     ) -> None:
-        with quiet_load() as errors:
-            handle: int | None = lib.llama_init_from_model(
-                model.handle, _params(shape, FLASH_ATTENTION[config.flash_attn])
-            )
-        if handle is None:
-            size = "" if kv_bytes is None else f", {kv_bytes} bytes of KV cache"
-            raise OutOfMemory(
-                f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {'; '.join(errors)}"
-            )
+        handle = _make_context(model, shape, config, kv_bytes)
         self._handle = handle
         memory: int | None = lib.llama_get_memory(handle)
         if memory is None:
@@ -76,9 +72,13 @@ class LlamaContext:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        code: int = lib.llama_decode(self._handle, self._rows.batch)
+        with self._shifting() if self.cells.is_shifting else nullcontext():
+            code: int = lib.llama_decode(self._handle, self._rows.batch)
+        self.cells.is_shifting = False
         if code == ABORTED:
             raise DecodeAborted(self.cells.take_stock(spans))
+        if code == NO_ROOM:
+            self._log_no_room()
         check_decode(code)
         self.cells.n_past = n_past
         if n_outputs == 0:
@@ -93,10 +93,37 @@ class LlamaContext:
             self._adapters = adapters
 
     def warm_up(self, token: int) -> None:
-        """Run the two shapes that every daemon meets first, and forget them."""
+        """Run the two shapes that every daemon meets first, and a shift; forget them.
+
+        A shift has a graph of its own, the memory of which is to be missing now or never.
+        """
         for n_slots in (1, self.limits.n_slots):
-            self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
             self.cells.clear()
+            self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
+        if self.limits.can_shift:
+            self.cells.shift(0, 0, None, 1)
+            self.decode([Span(0, 0, 2, (token,), False)])
+        self.cells.clear()
+
+    @contextmanager
+    def _shifting(self) -> Iterator[None]:
+        """For a decode that begins with making the shifts asked for, with hundreds of debug lines.
+
+        It is not to be stopped: what a shift was stopped at would be moved again by the next
+        decode, and what it had moved by then twice.
+        """
+        with self.abort.detached(self._handle), quiet_load():
+            yield
+
+    def _log_no_room(self) -> None:
+        """Log what there is where llama.cpp finds no room: the ledger says there is some."""
+        log.debug(
+            "kv.no_slot",
+            n_rows=self._rows.batch.n_tokens,
+            n_batch=self.limits.n_batch,
+            n_cells=self.limits.n_cells,
+            held=self.cells.held(),
+        )
 
     def close(self) -> None:
         """Free the context."""
@@ -110,6 +137,27 @@ class LlamaContext:
             shape = (self.limits.n_slots, self._n_vocab)
             self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)
         return self._logits[:n_outputs]
+
+
+def _make_context(
+    model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
+) -> int:
+    """Return llama.cpp's context.
+
+    Raises:
+        OutOfMemory, ConfigError: there is no memory for it; or the model does not allow it.
+    """
+    with quiet_load() as errors:
+        handle: int | None = lib.llama_init_from_model(
+            model.handle, _params(shape, FLASH_ATTENTION[config.flash_attn])
+        )
+    if handle is not None:
+        return handle
+    words = "; ".join(errors)
+    if "alloc" not in words and "memory" not in words:
+        raise ConfigError(f"llama.cpp makes no such context: {words}")
+    size = "" if kv_bytes is None else f", {kv_bytes} bytes of KV cache"
+    raise OutOfMemory(f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {words}")
 
 
 def _limits(model: LlamaModel, shape: ContextShape, handle: int, memory: int) -> Limits:
@@ -127,6 +175,7 @@ def _limits(model: LlamaModel, shape: ContextShape, handle: int, memory: int) ->
         is_unified=shape.unified,
         window=window,
         can_rewind=can_rewind,
+        has_attention=not lib.llama_model_is_recurrent(model.handle),
     )
 
 
@@ -140,6 +189,7 @@ def _params(shape: ContextShape, flash_attention: int) -> ctypes.Structure:
     params.n_outputs_max = shape.n_slots
     params.n_threads = params.n_threads_batch = shape.n_threads
     params.flash_attn_type = flash_attention
+    params.type_k = params.type_v = KV_TYPES[shape.kv_type]
     params.kv_unified = shape.unified
     params.swa_full = shape.swa_full
     params.no_perf = True

@@ -1,8 +1,9 @@
-"""Embeddings: contexts of their own on the model's weights, one for each way of pooling.
+"""Embeddings: a context of its own on the model's weights.
 
 A context pools in one way for life. It is made when it is first asked for, because not everybody
-asks: with the logits that llama.cpp computes along, it takes memory. What is beyond a context's
-bounds would end the process, so it is checked here, in Python.
+asks, and freed before one that pools in another way is made: with the logits that llama.cpp
+computes along, it takes memory. What is beyond a context's bounds would end the process, so it
+is checked here, in Python.
 
 An input must go through in one pass: llama.cpp pools what a pass holds, and would give the mean
 of a part without an error.
@@ -17,12 +18,13 @@ import psutil
 
 from runnerd.core.batch import Span
 from runnerd.engine.base import EngineConfig, ModelInfo, Pooling, Vectors
+from runnerd.engine.llama.abort import AbortSwitch
 from runnerd.engine.llama.context import FLASH_ATTENTION
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.engine.llama.library import lib, quiet_load
+from runnerd.engine.llama.library import ABORTED, lib, quiet_load
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
-from runnerd.errors import EngineFailed
+from runnerd.errors import DecodeAborted, EngineFailed
 
 NONE, MEAN, CLS, LAST, RANK = range(5)  # llama_pooling_type
 N_SEQS = 64  # inputs in a pass
@@ -61,7 +63,8 @@ class Embedder:
         # llama.cpp plans with rows in multiples of the inputs, and fails on the rest.
         self._n_rows = -(-self.n_embed // N_SEQS) * N_SEQS
         self._n_rows_together = self.n_embed if has_gpu else CPU_ROWS
-        self._contexts: dict[int, _EmbeddingContext] = {}
+        self._context: _EmbeddingContext | None = None
+        self.abort = AbortSwitch()
 
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return a description of the model that tells of its embeddings."""
@@ -77,14 +80,14 @@ class Embedder:
         """Return an embedding per input, as `Engine.embed` says."""
         n_rows = sum(map(len, inputs))
         assert n_rows <= self.n_embed, f"{n_rows} tokens, at most {self.n_embed}"
-        context = self._context(self._types[pooling])
+        context = self._context_of(self._types[pooling])
         return np.concatenate([context.embed(together) for together in self._passes(inputs)])
 
     def close(self) -> None:
-        """Free the contexts."""
-        for context in self._contexts.values():
-            context.close()
-        self._contexts.clear()
+        """Free the context."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
 
     def _passes(self, inputs: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         """Cut the inputs into what goes through together."""
@@ -99,12 +102,12 @@ class Embedder:
             n_rows += len(tokens)
         yield together
 
-    def _context(self, pooling_type: int) -> "_EmbeddingContext":
-        context = self._contexts.get(pooling_type)
-        if context is None:
+    def _context_of(self, pooling_type: int) -> "_EmbeddingContext":
+        if self._context is None or self._context.pooling_type != pooling_type:
+            self.close()
             params = self._params(pooling_type)
-            context = self._contexts[pooling_type] = _EmbeddingContext(self._model, params)
-        return context
+            self._context = _EmbeddingContext(self._model, params, self.abort)
+        return self._context
 
     def _params(self, pooling_type: int) -> ctypes.Structure:
         params: ctypes.Structure = lib.llama_context_default_params()
@@ -123,7 +126,8 @@ class Embedder:
 class _EmbeddingContext:
     """A context that pools in one way."""
 
-    def __init__(self, model: LlamaModel, params: ctypes.Structure) -> None:
+    def __init__(self, model: LlamaModel, params: ctypes.Structure, abort: AbortSwitch) -> None:
+        self.pooling_type: int = params.pooling_type
         n_vocab, n_rows = model.vocabulary.n_tokens, params.n_ubatch
         self._n_embd: int = lib.llama_model_n_embd_out(model.handle)
         # Each row has its logits twice: as computed, and as handed out.
@@ -138,13 +142,18 @@ class _EmbeddingContext:
             handle: int | None = lib.llama_init_from_model(model.handle, params)
         if handle is None:
             raise EngineFailed(f"no context for embeddings: {'; '.join(errors)}")
+        abort.attach(handle)
         self._handle = handle
         self._memory: int | None = lib.llama_get_memory(handle)
         self._n_seqs = params.n_seq_max
         self._rows = RowArrays(n_rows, n_vocab, params.n_seq_max)
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
-        """Return an embedding per input, in one pass."""
+        """Return an embedding per input, in one pass.
+
+        Raises:
+            DecodeAborted, EngineFailed: as `Engine.embed` says.
+        """
         assert 0 < len(inputs) <= self._n_seqs, f"{len(inputs)} inputs, at most {self._n_seqs}"
         self._rows.fill([Span(i, i, 0, tuple(tokens)) for i, tokens in enumerate(inputs)])
         self._rows.want_all()
@@ -154,6 +163,8 @@ class _EmbeddingContext:
         else:
             lib.llama_memory_clear(self._memory, False)
             code = lib.llama_decode(self._handle, self._rows.batch)
+        if code == ABORTED:
+            raise DecodeAborted(())
         if code != 0:
             raise EngineFailed(f"the pass for embeddings failed with code {code}")
         return np.stack([self._embedding(seq_id) for seq_id in range(len(inputs))])

@@ -35,6 +35,7 @@ from runnerd.engine.llama.context import KeepsNoCells, LlamaContext
 from runnerd.engine.llama.embedder import Embedder
 from runnerd.engine.llama.gguf import GGUFHeader, read_gguf
 from runnerd.engine.llama.grammar import GrammarCompiler
+from runnerd.engine.llama.kv_type import choose_kv_type
 from runnerd.engine.llama.library import lib
 from runnerd.engine.llama.model import LlamaModel, Phases, load_model
 from runnerd.engine.llama.sampler import Samplers
@@ -125,7 +126,9 @@ class LlamaEngine:
 
     def set_abort(self, wanted: bool, /) -> None:
         """See `Engine.set_abort`."""
-        self._context.abort.set(wanted)
+        self._embedder.abort.set(wanted)
+        if self._generating is not None:
+            self._generating.abort.set(wanted)
 
     def oldest(self) -> tuple[int, ...]:
         """See `Engine.oldest`."""
@@ -168,8 +171,10 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
     phases = Phases(progress)
     phases.reach("open", 0.0)
     header = read_gguf(config.model)
+    on_cpu = not lib.llama_supports_gpu_offload()
+    config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=on_cpu))
     shape = plan_shape(config, header)
-    if not lib.llama_supports_gpu_offload():  # else the cache is on the device
+    if on_cpu:  # else the cache is on the device
         check_kv_cache(shape, header)
     phases.reach("open", 1.0)
     model = load_model(config.model, header, phases, config.adapters)
@@ -190,6 +195,7 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
         "llama.loaded",
         n_threads=shape.n_threads,
         kv="unified" if shape.unified else "split",
+        kv_type=shape.kv_type,
         n_cells=shape.n_cells,
         system_info=lib.llama_print_system_info().decode().strip(),
     )

@@ -2,47 +2,49 @@
 
 llama.cpp ends the process when it accepts a token that a grammar does not allow, so a token is
 tested first. It cannot be stopped while it compiles, so everything that would take it long is
-refused before (`grammar_text`, `grammar_rules`, `grammar_schema`).
+refused before (`grammar_check`, `grammar_schema`).
 """
 
 import ctypes
 import weakref
+from collections import OrderedDict
 from functools import cached_property
-from math import isinf
-
-import numpy as np
-import numpy.typing as npt
+from threading import Lock
 
 from runnerd.engine.base import ConstraintKind
 from runnerd.engine.llama.candidates import Candidates, Row, Tokens
+from runnerd.engine.llama.grammar_check import check_grammar
+from runnerd.engine.llama.grammar_pieces import Pieces
 from runnerd.engine.llama.grammar_schema import schema_grammar
-from runnerd.engine.llama.grammar_text import check_grammar
+from runnerd.engine.llama.grammar_walk import Budget, Walk
 from runnerd.engine.llama.library import lib
 from runnerd.errors import BadGrammar
 
-# To refuse a token takes llama.cpp as long as there are ways to read it, and in an ambiguous
-# grammar these multiply with each character. The same text can be said in shorter tokens.
-MAX_PIECE_BYTES = 16
+MOST_CACHED = 32  # compiled, one can take 2 MiB
+MOST_CACHED_CHARACTERS = 2**20  # of their texts
 
 
 class Constraint:
     """A compiled grammar, from which sequences take copies. Freed with the last reference.
 
-    `unfit` says of each token whether it adds nothing to the text (a grammar takes the name of a
-    control token for text), or more than a grammar looks at.
+    `n_ways` is how many ways on there can be behind a character; 1: the next one decides.
     """
 
-    def __init__(self, pointer: ctypes.c_void_p, unfit: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, pointer: ctypes.c_void_p, pieces: Pieces, *, n_ways: int) -> None:
         self.pointer = pointer
-        self.unfit = unfit
+        self.n_ways = n_ways
+        self.pieces = pieces
         weakref.finalize(self, lib.llama_sampler_free, pointer).atexit = False
 
 
 class GrammarCompiler:
-    """Makes constraints for a vocabulary. Safe to call from any thread."""
+    """Makes constraints for a vocabulary, and keeps the last. Safe to call from any thread."""
 
     def __init__(self, vocab: int, n_vocab: int) -> None:
         self._vocab, self._n_vocab = vocab, n_vocab
+        self._lock = Lock()  # of what follows
+        self._cached: OrderedDict[tuple[ConstraintKind, str], Constraint] = OrderedDict()
+        self._n_characters = 0
 
     def compile(self, kind: ConstraintKind, text: str) -> Constraint:
         """Compile a grammar or JSON schema.
@@ -50,54 +52,74 @@ class GrammarCompiler:
         Raises:
             BadGrammar: it is malformed or too large, and where.
         """
+        with self._lock:
+            constraint = self._cached.get((kind, text))
+            if constraint is not None:
+                self._cached.move_to_end((kind, text))
+                return constraint
+        constraint = self._compiled(kind, text)
+        with self._lock:
+            self._keep((kind, text), constraint)
+        return constraint
+
+    def _compiled(self, kind: ConstraintKind, text: str) -> Constraint:
         start = "root"
         if kind == "json_schema":
             text, start = schema_grammar(text)
-        check_grammar(text, start)
-        pointer = lib.llama_sampler_init_grammar(self._vocab, text.encode(), start.encode())
+        checked = check_grammar(text, start)
+        pointer = lib.llama_sampler_init_grammar(self._vocab, checked.text.encode(), start.encode())
         if not pointer:  # never None
             raise BadGrammar("llama.cpp refuses the grammar")
-        return Constraint(pointer, self._unfit)
+        return Constraint(pointer, self._pieces, n_ways=checked.n_ways)
+
+    def _keep(self, key: tuple[ConstraintKind, str], constraint: Constraint) -> None:
+        if key in self._cached:  # another thread was faster
+            return
+        self._cached[key] = constraint
+        self._n_characters += len(key[1])
+        while len(self._cached) > MOST_CACHED or self._n_characters > MOST_CACHED_CHARACTERS:
+            (_, oldest), _ = self._cached.popitem(last=False)
+            self._n_characters -= len(oldest)
 
     @cached_property
-    def _unfit(self) -> npt.NDArray[np.bool_]:
-        unfit = np.zeros(self._n_vocab, np.bool_)
-        piece = ctypes.create_string_buffer(MAX_PIECE_BYTES)
-        for token in range(self._n_vocab):
-            # Less than 0: so many bytes would be needed.
-            if lib.llama_token_to_piece(self._vocab, token, piece, len(piece), 0, False) <= 0:
-                unfit[token] = not lib.llama_vocab_is_eog(self._vocab, token)
-        return unfit
+    def _pieces(self) -> Pieces:
+        return Pieces(self._vocab, self._n_vocab)
 
 
 class Grammar:
-    """How far a sequence is in its grammar."""
+    """How far a sequence is in its grammar, and the time it may take."""
 
     def __init__(self, constraint: Constraint) -> None:
-        self._unfit = constraint.unfit
+        self.budget = Budget(constraint.n_ways)
+        self._unfit = constraint.pieces.unfit
+        self._walk = Walk(constraint.pieces, is_decided=constraint.n_ways == 1)
         self._pointer = lib.llama_sampler_clone(constraint.pointer)
         assert self._pointer, "llama.cpp made no copy"
-        self._candidate = lib.llama_token_data()
-        self._array = lib.llama_token_data_array(ctypes.pointer(self._candidate), 1, -1, False)
-        self._reference = ctypes.byref(self._array)
 
-    def allows(self, token: int) -> bool:
-        """Whether the token may come next; an end token, if the text is complete."""
-        if self._unfit[token]:
-            return False
-        self._candidate.id, self._candidate.logit = token, 0.0
-        lib.llama_sampler_apply(self._pointer, self._reference)
-        return not isinf(self._candidate.logit)
+    def allows(self, token: int, budget: Budget) -> bool:
+        """Whether the token may come next; an end token, if the text is complete.
 
-    def among(self, candidates: Candidates, row: Row, ids: Tokens) -> Tokens:
-        """Return those of the tokens, possible by the row, that may come next."""
-        if candidates.put(row, ids[~self._unfit[ids]]):
-            candidates.apply(self._pointer)
-        return candidates.possible()
+        Raises:
+            GrammarTooSlow: the budget is spent.
+        """
+        return not self._unfit[token] and self._walk.takes(self._pointer, token, budget)
+
+    def among(self, candidates: Candidates, row: Row, ids: Tokens, budget: Budget) -> Tokens:
+        """Return those of the tokens, possible by the row, that may come next.
+
+        Raises:
+            GrammarTooSlow: the budget is spent.
+        """
+        ids = ids[~self._unfit[ids] & (row[ids] > -float("inf"))]
+        return self._walk.those(self._pointer, ids, candidates, budget)
 
     def accept(self, token: int) -> None:
-        """Go on behind a token that is no end token, and of which `allows` has just been true."""
-        lib.llama_sampler_accept(self._pointer, token)
+        """Go on behind a token that is no end token, and of which `allows` has just been true.
+
+        Raises:
+            GrammarTooSlow: the budget is spent.
+        """
+        self.budget.accept(self._pointer, token)
 
     def free(self) -> None:
         """Free the copy."""

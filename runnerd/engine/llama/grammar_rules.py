@@ -18,16 +18,30 @@ MAX_WORK = 1_000_000  # rules expanded before a character, times how deep: 8 byt
 # every choice of them to refuse a token: 2 ms for 12, 150 ms for 18.
 MAX_OPTIONAL = 12
 
-Sequence = list[int | None]
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """One character or more; `first` has a bit for each that may be the first, by an `Alphabet`."""
+
+    first: int
+
+
+Sequence = list[int | Characters]
 
 
 @dataclass(slots=True)
-class _Rule:
-    """Alternatives of references; None stands for characters."""
+class Rule:
+    """Alternatives of references and characters.
+
+    A repetition of at least one has its one alternative, of which `n_copies` may follow each
+    other: `is_loop`; and may be fewer: `may_stop`.
+    """
 
     name: str = ""
     alternatives: list[Sequence] = field(default_factory=list)
     n_copies: int = 1
+    is_loop: bool = False
+    may_stop: bool = False
     is_defined: bool = True
 
 
@@ -35,7 +49,7 @@ class Rules:
     """The rules of a grammar, by number; groups and repetitions are rules without a name."""
 
     def __init__(self) -> None:
-        self._rules: list[_Rule] = []
+        self._rules: list[Rule] = []
         self._by_name: dict[str, int] = {}
 
     def named(self, name: str) -> int:
@@ -58,15 +72,17 @@ class Rules:
         """Begin a group."""
         if len(self._rules) == MAX_RULES:
             raise BadGrammar(f"more than {MAX_RULES} rules, groups and repetitions")
-        self._rules.append(_Rule())
+        self._rules.append(Rule())
         return len(self._rules) - 1
 
-    def repeat(self, repeated: int | None, n_copies: int, *, can_be_none: bool) -> int:
-        """Add a repetition."""
+    def repeat(self, repeated: int | Characters, least: int, most: int | None) -> int:
+        """Add a repetition; None: as often as one likes."""
         rule_id = self.add()
         rule = self._rules[rule_id]
-        rule.alternatives = [[repeated], []] if can_be_none else [[repeated]]
-        rule.n_copies = n_copies
+        rule.alternatives = [[repeated]] if least else [[repeated], []]
+        rule.n_copies = max(least, most or 1)
+        rule.is_loop = most is None or most > 1
+        rule.may_stop = least > 0 and most != least
         return rule_id
 
     def extend(self, rule_id: int, sequence: Sequence) -> None:
@@ -81,11 +97,24 @@ class Rules:
         """Whether there is such a rule."""
         return name in self._by_name and self._rules[self._by_name[name]].is_defined
 
-    def __iter__(self) -> Iterator[_Rule]:
+    def __iter__(self) -> Iterator[Rule]:
         return iter(self._rules)
 
 
-def check_rules(rules: Rules, start: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All rules in an order: each behind those that it can begin with.
+
+    `empty` says of each rule whether it can be nothing, `most_begins` in how many ways one can
+    begin at most.
+    """
+
+    order: list[int]
+    empty: list[bool]
+    most_begins: int
+
+
+def check_rules(rules: Rules, start: str) -> Order:
     """Refuse rules that llama.cpp would refuse, or never be done with.
 
     Raises:
@@ -98,7 +127,8 @@ def check_rules(rules: Rules, start: str) -> None:
             raise BadGrammar(f"there is no rule called {rule.name}")
     empty = _can_be_empty(rules)
     _check_optional(rules, empty)
-    _check_work(rules, empty)
+    order, most_begins = _check_work(rules, empty)
+    return Order(order, empty, most_begins)
 
 
 def _can_be_empty(rules: Rules) -> list[bool]:
@@ -109,11 +139,11 @@ def _can_be_empty(rules: Rules) -> list[bool]:
     found: deque[int] = deque()
     for rule_id, rule in enumerate(every):
         for sequence in rule.alternatives:
-            if None in sequence:
+            references = [item for item in sequence if not isinstance(item, Characters)]
+            if len(references) < len(sequence):
                 continue
             lacks = [rule_id, len(sequence)]
-            for reference in sequence:
-                assert reference is not None
+            for reference in references:
                 waiting[reference].append(lacks)
             if not sequence:
                 found.append(rule_id)
@@ -134,58 +164,72 @@ def _check_optional(rules: Rules, empty: list[bool]) -> None:
         for sequence in rule.alternatives:
             n_optional = 0
             for reference in sequence:
-                is_optional = reference is not None and empty[reference]
+                is_optional = not isinstance(reference, Characters) and empty[reference]
                 n_optional = n_optional + rule.n_copies if is_optional else 0
                 if n_optional > MAX_OPTIONAL:
                     raise BadGrammar(
-                        f"{_named(rules, rule_id)} has more than {MAX_OPTIONAL} parts in a row "
+                        f"{named(rules, rule_id)} has more than {MAX_OPTIONAL} parts in a row "
                         "that can be empty"
                     )
 
 
-def _check_work(rules: Rules, empty: list[bool]) -> None:
-    """Count for each rule what expanding it takes, from those that begin with characters up."""
+def _check_work(rules: Rules, empty: list[bool]) -> tuple[list[int], int]:
+    """Count for each rule what expanding it takes, from those that begin with characters up.
+
+    Returns:
+        The rules in that order, and the most that one takes.
+    """
     every = list(rules)
     firsts = [[first for s in rule.alternatives for first in _firsts(s, empty)] for rule in every]
     users: list[list[int]] = [[] for _ in every]
     n_open = [0] * len(every)
     for rule_id, references in enumerate(firsts):
         for reference in references:
-            if reference is not None:
+            if not isinstance(reference, Characters):
                 users[reference].append(rule_id)
                 n_open[rule_id] += 1
-    n_visits, depth = [0] * len(every), [0] * len(every)
+    n_visits, depth, n_nested = [0] * len(every), [0] * len(every), [0] * len(every)
     ready = deque(rule_id for rule_id, n in enumerate(n_open) if n == 0)
-    n_done = 0
+    done: list[int] = []
     while ready:
         rule_id = ready.popleft()
-        n_done += 1
-        expanded = [reference for reference in firsts[rule_id] if reference is not None]
+        done.append(rule_id)
+        expanded = [item for item in firsts[rule_id] if not isinstance(item, Characters)]
         visits = len(every[rule_id].alternatives) + sum(n_visits[r] for r in expanded)
-        if any(empty[reference] for reference in expanded):
-            visits *= every[rule_id].n_copies
+        n_copies = every[rule_id].n_copies
+        optional = [n_nested[reference] for reference in expanded if empty[reference]]
+        n_nested[rule_id] = n_copies * max(optional, default=1)
+        if optional:
+            visits *= n_copies
+            if n_copies > 1 and n_nested[rule_id] > MAX_OPTIONAL:
+                raise BadGrammar(
+                    f"{named(rules, rule_id)} repeats what can be empty, "
+                    f"in all more than {MAX_OPTIONAL} times"
+                )
         n_visits[rule_id] = visits
         depth[rule_id] = 1 + max((depth[r] for r in expanded), default=0)
         if visits * depth[rule_id] > MAX_WORK:
-            raise BadGrammar(f"{_named(rules, rule_id)} can begin in too many ways")
+            raise BadGrammar(f"{named(rules, rule_id)} can begin in too many ways")
         for user in users[rule_id]:
             n_open[user] -= 1
             if n_open[user] == 0:
                 ready.append(user)
-    if n_done < len(every):
+    if len(done) < len(every):
         stuck = [rule_id for rule_id, n in enumerate(n_open) if n > 0]
-        named = next((rule_id for rule_id in stuck if rules.name(rule_id)), stuck[0])
-        raise BadGrammar(f"{_named(rules, named)} leads back to itself without a character")
+        first = next((rule_id for rule_id in stuck if rules.name(rule_id)), stuck[0])
+        raise BadGrammar(f"{named(rules, first)} leads back to itself without a character")
+    return done, max(n_visits)
 
 
-def _firsts(sequence: Sequence, empty: list[bool]) -> Iterator[int | None]:
+def _firsts(sequence: Sequence, empty: list[bool]) -> Iterator[int | Characters]:
     """Give what of a sequence can come first."""
     for reference in sequence:
         yield reference
-        if reference is None or not empty[reference]:
+        if isinstance(reference, Characters) or not empty[reference]:
             return
 
 
-def _named(rules: Rules, rule_id: int) -> str:
+def named(rules: Rules, rule_id: int) -> str:
+    """Call a rule by its name, for an error's message."""
     name = rules.name(rule_id)
     return f"the rule {name}" if name else "a group or repetition"

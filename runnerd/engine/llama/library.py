@@ -21,10 +21,12 @@ except ImportError as err:
 except (OSError, RuntimeError) as err:  # the package is there, its shared library does not load
     raise ConfigError(f"llama-cpp-python does not load: {err}") from err
 
-__all__ = ["check_decode", "lib", "muted", "quiet_load"]
+__all__ = ["ABORTED", "NO_ROOM", "check_decode", "lib", "muted", "quiet_load"]
 
 INFO, ERROR, CONTINUED = 2, 4, 5  # ggml_log_level
 STDERR = 2
+NO_ROOM = 1  # llama_decode: nothing is stored
+ABORTED = 2  # llama_decode: the rows of earlier passes within the batch are stored
 
 
 class _LoadLog:
@@ -97,7 +99,7 @@ def check_decode(code: int) -> None:
     match code:
         case 0:
             return
-        case 1:
+        case _ if code == NO_ROOM:
             raise NoKVSlot("the KV cache has no room for the batch")
         case -1:
             raise AssertionError("llama_decode refused the batch as invalid")

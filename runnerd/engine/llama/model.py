@@ -41,6 +41,7 @@ class LlamaModel:
             size_bytes=lib.llama_model_size(handle),
             chat_template=(template or b"").decode(errors="replace"),
             bos_token=self.vocabulary.bos,
+            adds_bos=self.vocabulary.adds_bos,
             end_tokens=self.vocabulary.end_tokens,
             eos_token=self.vocabulary.eos,
             adapters=adapters.names,
@@ -105,7 +106,7 @@ def load_model(
         if handle is None:
             raise BadModel(f"{path}: llama.cpp cannot load it: {'; '.join(errors)}")
         _check_kind(path, handle, header.architecture)
-        loaded.load(handle, header.architecture, adapters)
+        loaded.load(handle, header, adapters)
         return LlamaModel(handle, path, header.architecture, loaded)
     except BaseException:
         loaded.close()

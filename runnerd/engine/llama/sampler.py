@@ -1,4 +1,4 @@
-"""Picks tokens: biases and penalties, then a grammar's word, then llama.cpp's sampler chain.
+"""Picks tokens: biases, penalties and DRY, then a grammar's word, then llama.cpp's sampler chain.
 
 A chain sees only the few tokens that can come of it, where they are quickly found; what it picks
 does not depend on that. With a grammar, a token is picked as without one and then tested. If it
@@ -10,7 +10,7 @@ filter such as top-k cuts what is allowed, and a refused token costs a draw.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from math import isfinite
-from time import perf_counter, thread_time
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ import numpy.typing as npt
 from runnerd.core.batch import Sampled, SampleFault, Sampling
 from runnerd.engine.base import Decoded
 from runnerd.engine.llama.candidates import Candidates, Row, Tokens, best
-from runnerd.engine.llama.chain import Chain, Prototypes, dry_prototype
+from runnerd.engine.llama.chain import Chain
 from runnerd.engine.llama.grammar import Constraint, Grammar
-from runnerd.engine.llama.sampler_history import Adjustment, Recent
+from runnerd.engine.llama.grammar_walk import MOST_S, Budget, GrammarTooSlow
+from runnerd.engine.llama.sampler_history import Adjustment
 from runnerd.engine.llama.sampler_logprobs import RawDistribution
 from runnerd.engine.llama.sampler_selection import few
 
 GRAMMAR_TIERS = (256, 4096, 32_768)  # a grammar looks at each token for 0.1 us or more
-MOST_GRAMMAR_S = 2.0  # of CPU for one token; an ambiguous grammar takes longer with each
 
 Rows = npt.NDArray[np.float32]
 
@@ -39,17 +39,14 @@ class Samplers:
         self._vocab = vocab
         self._candidates = Candidates(n_vocab)
         self._scratch: Row = np.empty(n_vocab, np.float32)
-        self._prototypes: Prototypes = {}
         self._samplers: dict[int, _Sampler] = {}
 
     def open(self, seq_id: int, sampling: Sampling, history: tuple[int, ...]) -> None:
         """Make a sequence's sampler, with the tokens that its penalties look back on."""
         assert seq_id not in self._samplers, f"sequence {seq_id} has a sampler"
-        dry = dry_prototype(sampling, self._vocab, self._prototypes)
-        chain = None
-        if dry is not None or sampling.temperature > 0.0:
-            chain = Chain(sampling, self._n_vocab, dry)
-        self._samplers[seq_id] = _Sampler(sampling, chain, self._end_tokens.tolist(), history)
+        adjustment = Adjustment(sampling, self._end_tokens.tolist(), history, self._vocab)
+        chain = Chain(sampling, self._n_vocab) if sampling.temperature > 0.0 else None
+        self._samplers[seq_id] = _Sampler(sampling, chain, adjustment)
 
     def close(self, seq_id: int) -> None:
         """Free a sequence's sampler."""
@@ -59,7 +56,6 @@ class Samplers:
         """Free every sampler."""
         for seq_id in tuple(self._samplers):
             self.close(seq_id)
-        self._prototypes.clear()
 
     def sample(self, seq_ids: Sequence[int], rows: Rows) -> Decoded:
         """Pick the next token of each sequence from its row of logits.
@@ -86,7 +82,7 @@ class Samplers:
             token = self._choose(sampler, row, likeliest)
         if isinstance(token, SampleFault):
             return token
-        sampler.accept(token)
+        adjustment.accept(token)
         return token if raw is None else raw.of(token)
 
     def _choose(self, sampler: "_Sampler", row: Row, likeliest: int) -> int | SampleFault:
@@ -97,7 +93,7 @@ class Samplers:
         if sampler.chain is None:
             token = likeliest
         else:
-            token = self._draw(sampler.chain, row, few(sampler.sampling, row, sampler.recent.ids))
+            token = self._draw(sampler.chain, row, few(sampler.sampling, row))
         if sampler.grammar is None:
             return token
         return self._constrained(sampler, sampler.grammar, row, token)
@@ -111,59 +107,57 @@ class Samplers:
     def _constrained(
         self, sampler: "_Sampler", grammar: Grammar, row: Row, token: int
     ) -> int | SampleFault:
-        began_at = thread_time()
-        if not grammar.allows(token):
-            allowed = self._allowed(grammar, row)
-            if allowed.size == 0:
-                return SampleFault("the grammar allows no token")
-            if sampler.chain is None:
-                token = int(allowed[row[allowed].argmax()])
-            else:
-                token = self._draw(sampler.chain, row, allowed)
-        if token not in self._end_tokens:
-            grammar.accept(token)
-        took_s = thread_time() - began_at
-        if took_s > MOST_GRAMMAR_S:
-            return SampleFault(f"the grammar took {took_s:.1f} s for a token")
+        budget = grammar.budget
+        budget.restart()
+        try:
+            if not grammar.allows(token, budget):
+                allowed = self._allowed(grammar, row, budget)
+                if allowed.size == 0:
+                    return self._ignored_end(sampler, grammar, budget)
+                if sampler.chain is None:
+                    token = int(allowed[row[allowed].argmax()])
+                else:
+                    token = self._draw(sampler.chain, row, allowed)
+            if token not in self._end_tokens:
+                grammar.accept(token)
+            budget.check()
+        except GrammarTooSlow:
+            return SampleFault(f"the grammar took more than {MOST_S} s for a token")
         return token
 
-    def _allowed(self, grammar: Grammar, row: Row) -> Tokens:
+    def _allowed(self, grammar: Grammar, row: Row, budget: Budget) -> Tokens:
         for n_best in (*GRAMMAR_TIERS, self._n_vocab):
             ids = best(row, n_best)
             if n_best < self._n_vocab:
                 ids = np.union1d(ids, self._end_tokens)
-            ids = grammar.among(self._candidates, row, ids)
+            ids = grammar.among(self._candidates, row, ids, budget)
             if ids.size:
                 break
         return ids
+
+    def _ignored_end(
+        self, sampler: "_Sampler", grammar: Grammar, budget: Budget
+    ) -> int | SampleFault:
+        """Return the end token where nothing else is left, though it is to be ignored."""
+        sampling = sampler.sampling
+        if sampling.ignore_end:
+            banned = {token for token, bias in sampling.logit_bias if bias == -np.inf}
+            for token in self._end_tokens.tolist():
+                if token not in banned and grammar.allows(token, budget):
+                    return int(token)
+        return SampleFault("the grammar allows no token")
 
 
 class _Sampler:
     """What belongs to one sequence."""
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        chain: Chain | None,
-        end_tokens: list[int],
-        history: tuple[int, ...],
-    ) -> None:
+    def __init__(self, sampling: Sampling, chain: Chain | None, adjustment: Adjustment) -> None:
         self.sampling = sampling
         self.chain = chain
-        self.adjustment = Adjustment(sampling, end_tokens, history)
-        self.recent = Recent(sampling.dry_last_n if sampling.dry_multiplier > 0.0 else 0, history)
-        for token in self.recent:
-            assert chain is not None, "DRY is a link of a chain"
-            chain.accept(token)
+        self.adjustment = adjustment
         constraint = sampling.constraint
         assert constraint is None or isinstance(constraint, Constraint)
         self.grammar = None if constraint is None else Grammar(constraint)
-
-    def accept(self, token: int) -> None:
-        self.adjustment.accept(token)
-        self.recent.push(token)
-        if self.chain is not None:
-            self.chain.accept(token)
 
     def free(self) -> None:
         if self.chain is not None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from runnerd.core.batch import Sampling
 from runnerd.engine.llama.candidates import Row, Tokens
+from runnerd.engine.llama.dry import Dry
 
 
 class Recent:
@@ -33,9 +34,6 @@ class Recent:
         self._tokens.append(token)
         self._counts[token] = self._counts.get(token, 0) + 1
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._tokens)
-
     @property
     def ids(self) -> Tokens:
         """The tokens, each once."""
@@ -48,13 +46,15 @@ class Recent:
 
 
 class Adjustment:
-    """Logit biases and repetition penalties: they change few logits, so they are done in place.
+    """Logit biases, repetition penalties, DRY: they change few logits, so they are done in place.
 
-    The same float32 operations as llama.cpp's logit-bias and penalties samplers, which would
-    search all candidates for these few, and count in an array of the vocabulary's size.
+    The same float32 operations as llama.cpp's samplers, which would search all candidates for
+    these few, and count in an array of the vocabulary's size.
     """
 
-    def __init__(self, sampling: Sampling, end_tokens: Iterable[int], history: tuple[int, ...]):
+    def __init__(
+        self, sampling: Sampling, end_tokens: Iterable[int], history: tuple[int, ...], vocab: int
+    ) -> None:
         bias = dict(sampling.logit_bias)
         if sampling.ignore_end:
             bias |= dict.fromkeys(end_tokens, -np.inf)
@@ -64,24 +64,30 @@ class Adjustment:
         self._repeat = np.float32(sampling.repeat_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._presence = np.float32(sampling.presence_penalty)
-        self.changes_logits = bool(bias) or sampling.has_penalties
+        self._dry = Dry(sampling, vocab, history)
+        self.changes_logits = bool(bias) or sampling.has_penalties or self._dry.is_on
 
     def accept(self, token: int) -> None:
         """Remember a token that was picked."""
         self._penalised.push(token)
+        self._dry.accept(token)
 
     @contextmanager
     def applied(self, row: Row) -> Iterator[None]:
         """Change the row for a `with` block; then it is as it was."""
         penalised = self._penalised.ids
+        repeated, dry_penalties = self._dry.penalties()
         before_bias = row[self._biased]
         row[self._biased] = before_bias + self._bias
         before_penalties = row[penalised]
         with np.errstate(over="ignore"):
             row[penalised] = self._penalty(before_penalties)
+        before_dry = row[repeated]
+        row[repeated] = before_dry - dry_penalties
         try:
             yield
         finally:
+            row[repeated] = before_dry
             row[penalised] = before_penalties
             row[self._biased] = before_bias
 
@@ -89,14 +95,3 @@ class Adjustment:
         logits = np.where(logits <= 0, logits * self._repeat, logits / self._repeat)
         changed: Row = logits - (self._penalised.counts * self._frequency + self._presence)
         return changed
-
-
-@contextmanager
-def hidden(row: Row, ids: Tokens) -> Iterator[None]:
-    """Make tokens impossible for a `with` block."""
-    before = row[ids]
-    row[ids] = -np.inf
-    try:
-        yield
-    finally:
-        row[ids] = before

@@ -6,31 +6,15 @@ cuts leaves the same tokens, in the same order, and all that follows sees only t
 
 from math import log
 
-import numpy as np
-
 from runnerd.core.batch import Sampling
 from runnerd.engine.llama.candidates import Row, Tokens, at_least, best, has_equals
-from runnerd.engine.llama.sampler_history import hidden
 
 MOST_FEW = 256  # of a larger top-k, to find them takes as long as llama.cpp's own partial sort
 SLACK = 1e-5  # of the largest logit: float32 knows these numbers to 1e-7
 
 
-def few(sampling: Sampling, row: Row, varying: Tokens) -> Tokens | None:
-    """Return the tokens to choose from, ascending; None: all, there is no short cut.
-
-    `varying` are those whose logits the chain lowers before it cuts; they are among the result.
-    """
-    with hidden(row, varying):
-        found = _of_fixed(sampling, row)
-    if found is None or varying.size == 0:
-        return found
-    return np.union1d(found, varying)
-
-
-def _of_fixed(sampling: Sampling, row: Row) -> Tokens | None:
-    if sampling.temperature == 0.0:
-        return np.array([row.argmax()], np.int32)
+def few(sampling: Sampling, row: Row) -> Tokens | None:
+    """Return the tokens to choose from, ascending; None: all, there is no short cut."""
     if sampling.mirostat or sampling.top_n_sigma > 0.0:
         return None  # they look at all logits
     if 0 < sampling.top_k <= MOST_FEW:

@@ -3,8 +3,9 @@
 import os
 from dataclasses import dataclass
 
-from runnerd.engine.base import MAX_SLOTS, EngineConfig
+from runnerd.engine.base import MAX_SLOTS, EngineConfig, KVType
 from runnerd.engine.llama.gguf import GGUFHeader
+from runnerd.engine.llama.recurrent import recurrent_bytes
 from runnerd.engine.memory import check_memory
 from runnerd.errors import ConfigError
 
@@ -25,6 +26,7 @@ class ContextShape:
     n_threads: int
     unified: bool
     swa_full: bool
+    kv_type: KVType
 
     @property
     def n_streams(self) -> int:
@@ -91,6 +93,7 @@ def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
         n_threads=n_threads,
         unified=unified,
         swa_full=config.swa_full,
+        kv_type=config.kv_type,
     )
 
 
@@ -100,8 +103,10 @@ def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
     Raises:
         OutOfMemory: with the numbers.
     """
-    n_bytes, per_input = kv_bytes(shape, header), header.kv_bytes_per_input()
-    if n_bytes and per_input:
+    n_bytes, per_input = kv_bytes(shape, header), header.kv_bytes_per_input(shape.kv_type)
+    if not n_bytes:
+        return
+    if per_input:
         check_memory(
             shape.n_slots,
             shape.n_ctx,
@@ -109,13 +114,15 @@ def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
             bytes_per_ctx=per_input * shape.n_slots,
             step=CELL_STEP,
         )
+    else:  # states of slots, whatever their context
+        check_memory(shape.n_slots, shape.n_ctx, kv_bytes=n_bytes, bytes_per_ctx=n_bytes)
 
 
 def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:
     """Return the size of the whole KV cache at least, where the metadata tells."""
-    per_layer = header.kv_bytes_per_layer()
+    per_layer = header.kv_bytes_per_layer(shape.kv_type)
     if per_layer is None:
-        return None
+        return recurrent_bytes(header, shape.kv_type, shape.n_ctx_total, shape.n_slots)
     n_swa = header.number("attention.sliding_window") or 0
     n_sliding = shape.n_sliding(n_swa) if n_swa else shape.n_ctx_total
     return sum(

@@ -11,20 +11,22 @@ import numpy as np
 
 from runnerd.core.batch import Limits, Span
 from runnerd.engine.llama.checkpoints import Checkpoints, read_state, write_state
-from runnerd.engine.llama.library import lib, muted
+from runnerd.engine.llama.library import NO_ROOM, lib, muted
 from runnerd.errors import EngineBroken
-
-NO_ROOM = 1  # llama_decode: nothing is stored
 
 
 class SlotCells:
-    """What the slots of a context hold. One call at a time."""
+    """What the slots of a context hold. One call at a time.
+
+    `is_shifting`: the next decode begins with moving what was shifted.
+    """
 
     def __init__(self, context: int, memory: int, limits: Limits) -> None:
         self._context = context
         self._memory = memory
         self._limits = limits
         self.n_past = [0] * limits.n_slots
+        self.is_shifting = False
         self.checkpoints = Checkpoints(context)
 
     def clear(self) -> None:
@@ -44,6 +46,7 @@ class SlotCells:
         self._check_slot(slot_id)
         assert self._limits.can_shift, "this model's positions cannot be shifted"
         lib.llama_memory_seq_add(self._memory, slot_id, p0, _end(p1), delta)
+        self.is_shifting = True
         self._read_n_past(slot_id)
 
     def copy(self, from_slot_id: int, slot_id: int, n_pos: int) -> None:
@@ -85,6 +88,12 @@ class SlotCells:
         """Return the first position that the sliding layers hold of each slot, -1 if none."""
         first = lib.llama_memory_seq_pos_min
         return tuple(first(self._memory, slot_id) for slot_id in range(self._limits.n_slots))
+
+    def held(self) -> tuple[tuple[int, int], ...]:
+        """Return the first and the last position that llama.cpp has of each slot, -1 if none."""
+        last = lib.llama_memory_seq_pos_max
+        firsts = enumerate(self.oldest())
+        return tuple((first, last(self._memory, slot_id)) for slot_id, first in firsts)
 
     def take_stock(self, spans: Sequence[Span]) -> tuple[int | None, ...]:
         """Find out what is stored of a batch that was stopped, as `StepResult.n_stored` says.

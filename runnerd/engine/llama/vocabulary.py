@@ -31,7 +31,8 @@ class Vocabulary:
         self._vocab = lib.llama_model_get_vocab(model)
         self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         bos: int = lib.llama_vocab_bos(self._vocab)
-        self.bos = bos if bos >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
+        self.bos = bos if bos >= 0 else None
+        self.adds_bos: bool = bos >= 0 and lib.llama_vocab_get_add_bos(self._vocab)
         eos: int = lib.llama_vocab_eos(self._vocab)
         self.eos = eos if eos >= 0 else None
         every = range(self.n_tokens)
@@ -52,9 +53,10 @@ class Vocabulary:
                     inputs.extend(self._tokenize(text, special))
                 case TokensPart(tokens):
                     inputs.extend(tokens)
-        n_bos = int(add_bos and self.bos is not None and inputs[:1] != [self.bos])
-        if n_bos and self.bos is not None:
+        n_bos = 0
+        if add_bos and self.adds_bos and self.bos is not None and inputs[:1] != [self.bos]:
             inputs.insert(0, self.bos)
+            n_bos = 1
         return Prompt(
             tuple(inputs), borders=tuple(n_bos + border for border in borders if border > 0)
         )

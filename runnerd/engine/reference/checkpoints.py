@@ -68,6 +68,11 @@ class Checkpoints:
         self._of(checkpoint_id)
         del self._kept[checkpoint_id]
 
+    def inputs(self, checkpoint_id: int) -> tuple[list[int], list[int]]:
+        """Return the inputs that a checkpoint was saved after, and their positions."""
+        kept = self._of(checkpoint_id)
+        return kept.inputs, kept.positions
+
     def n_bytes(self, checkpoint_id: int) -> int:
         """Return the size of a checkpoint."""
         return self._of(checkpoint_id).n_bytes

@@ -19,6 +19,7 @@ class Editor:
         self.checkpoints = Checkpoints(memory)
         self._memory = memory
         self._can_rewind = limits.can_rewind
+        self._has_attention = limits.has_attention
         self._spoiled: dict[int, str] = {}
 
     def remove(self, slot_id: int, p0: int, p1: int | None) -> None:
@@ -66,7 +67,9 @@ class Editor:
         self.checkpoints.save(checkpoint_id, slot_id)
 
     def restore(self, checkpoint_id: int, slot_id: int, n_pos: int) -> None:
-        """Put a slot back to `n_pos`."""
+        """Put a slot back to `n_pos`, or an empty one where there is no attention."""
+        if not self._has_attention and not self._memory.ledger.slot(slot_id).positions:
+            self._memory.ledger.put(slot_id, *self.checkpoints.inputs(checkpoint_id))
         self._cut(slot_id, slice(self._memory.ledger.first_cells(slot_id, n_pos), None))
         self.checkpoints.restore(checkpoint_id, slot_id, n_pos)
         self._spoiled.pop(slot_id, None)

@@ -51,7 +51,7 @@ from runnerd.engine.reference.tokenizer import (
     N_VOCAB,
     ByteTokenizer,
 )
-from runnerd.errors import BadModel, DecodeAborted, LoadCancelled
+from runnerd.errors import BadModel, DecodeAborted, LoadCancelled, NoKVSlot
 
 Floats = NDArray[np.float64]
 
@@ -88,6 +88,7 @@ class ReferenceEngine:
         self._forward = Forward(self._model, self._memory, names)
         self._embedder = Embedder(self._model, options, config.n_embed or config.n_ubatch)
         self._samplers = Samplers()
+        self._is_shifting = False  # as in llama.cpp, until the next decode has begun
         self.last_logits: Floats = np.empty((0, N_VOCAB))
         self._load_phase("context", progress)
         self._load_phase("warm-up", progress)
@@ -142,6 +143,7 @@ class ReferenceEngine:
                     editor.remove(slot_id, p0, p1)
                 case KVShift(slot_id, p0, p1, delta):
                     editor.shift(slot_id, p0, p1, delta)
+                    self._is_shifting = True
                 case KVCopy(from_slot_id, slot_id, n_pos):
                     editor.copy(from_slot_id, slot_id, n_pos)
                 case CheckpointSave(checkpoint_id, slot_id):
@@ -168,8 +170,12 @@ class ReferenceEngine:
         seq_ids = [span.seq_id for span in batch.spans if span.wants_logits]
         for seq_id in seq_ids:
             self._samplers.check(seq_id)
-        self.faults.before_decode()
-        self._memory.ledger.find_room(batch)
+        try:
+            self.faults.before_decode()
+            self._memory.ledger.find_room(batch)
+        except NoKVSlot:
+            self._is_shifting = False  # cells move before room is looked for
+            raise
         self.last_logits = self._chunk_by_chunk(batch)
         for output, seq_id in enumerate(seq_ids):
             if self.faults.is_nan(seq_id):
@@ -209,9 +215,11 @@ class ReferenceEngine:
                 step_s = self._options.step_ms / 1e3
                 self._pace.wait_until(started_at + step_s * (n_done + 1) / len(chunks))
             if self._pace.is_aborted or self.faults.is_aborted(n_done):
+                assert not self._is_shifting, "stopped while cells move: they would move twice"
                 n_stored = sum(done.n_rows for done in chunks[:n_done])
                 raise DecodeAborted(self._abandon(batch, chunk, n_stored))
             logits.append(self._forward.run(chunk))
+        self._is_shifting = False
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def _abandon(self, batch: Batch, chunk: Batch, n_stored: int) -> tuple[int | None, ...]:

@@ -145,6 +145,13 @@ class Ledger:
             self.n_used += n_copied
         return n_copied
 
+    def put(self, slot_id: int, inputs: list[int], positions: list[int]) -> None:
+        """Let an empty slot hold inputs at these positions."""
+        held = self.slot(slot_id)
+        held.inputs[:], held.positions[:] = inputs, positions
+        held.cell_ids[:] = self._new_cells(len(inputs))
+        self.n_used += len(inputs)
+
     def _new_cells(self, n_cells: int) -> range:
         start = self._n_made
         self._n_made += n_cells

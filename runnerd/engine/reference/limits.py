@@ -31,4 +31,5 @@ def plan_limits(config: EngineConfig, options: ReferenceOptions) -> Limits:
         is_unified=config.kv == "unified" or is_over_committed,
         window=options.window if forgets else 0,
         can_rewind=not options.recurrent,
+        has_attention=not options.recurrent or options.layers > 1,
     )

@@ -98,8 +98,9 @@ class Sampler:
             allowed = self._constraint.allowed(self._said)
             logits = np.full_like(row, -np.inf)
             logits[allowed] = np.maximum(row[allowed], UNLIKELY)
-        logits[self._banned] = -np.inf
         logits[self._biased] += self._biases
+        if self._constraint is None or np.isfinite(np.delete(logits, self._banned)).any():
+            logits[self._banned] = -np.inf  # a constraint that leaves only the end has its way
         if sampling.has_penalties:
             penalise(logits, sampling, self._last(sampling.penalty_last_n))
         if sampling.dry_multiplier > 0:
