@@ -12,15 +12,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
+from runnerd.blocking_gate import Gate
 from runnerd.blocking_streams import BlockingStatusStream, BlockingStream
-from runnerd.chat import ChatOptions, Message
+from runnerd.chat import Message
 from runnerd.client import Client, connect
+from runnerd.client_options import ChatOptions, GenerateOptions, take_callback, without_template
 from runnerd.results import Completion
-from runnerd.streams import take_callback
+from runnerd.streams import ClientError
 from runnerd.vectors import Vector
 from runnerd_protocol.messages import Model, Pooling, Prompt, Status
 
@@ -29,19 +31,26 @@ class BlockingClient:
     """A connection to the daemon that listens at a path, for the time of a `with` block.
 
     Its methods are those of `Client`, and raise the same; `on_progress` is called in the thread
-    that reads the stream. Entering raises what `connect` does.
+    that reads the stream. Entering raises what `connect` does. Outside of the block, or when
+    another thread leaves it, calls raise `ClientError`.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
         self._stack = ExitStack()
-        self._closers: set[ExitStack] = set()
+        self._entered: tuple[Gate, Client] | None = None
 
     def __enter__(self) -> Self:
+        if self._entered is not None:
+            raise ClientError("the client's block is entered already")
         with ExitStack() as stack:
-            self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
-            connection = self._portal.wrap_async_context_manager(connect(self._path))
-            self._client: Client = stack.enter_context(connection)
+            portal = stack.enter_context(start_blocking_portal())
+            gate = Gate(portal)
+            stack.callback(gate.wait_until_empty)
+            connection = portal.wrap_async_context_manager(connect(self._path))
+            client = stack.enter_context(connection)
+            stack.callback(gate.close)
+            self._entered = gate, client
             self._stack = stack.pop_all()
         return self
 
@@ -51,28 +60,36 @@ class BlockingClient:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        for closer in tuple(self._closers):  # an open stream would keep the loop from ending
-            closer.close()
+        self._entered = None
         self._stack.close()
 
-    def generate(self, prompt: Prompt, **options: object) -> BlockingStream:
+    def _inside(self) -> tuple[Gate, Client]:
+        entered = self._entered
+        if entered is None:
+            raise ClientError("a client is for the time of its `with` block")
+        return entered
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingStream:
         """Start a generation, as `Client.generate` does."""
         on_progress = take_callback(options)
-        opened = self._portal.wrap_async_context_manager(self._client.generate(prompt, **options))
-        return BlockingStream(self._portal, opened, self._closers, on_progress)
+        gate, client = self._inside()
+        return BlockingStream(gate, client.generate(prompt, **options), on_progress)
 
-    def complete(self, prompt: Prompt, **options: object) -> Completion:
+    def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Generate, and return the whole text; with `n`, all of the texts in `choices`."""
         with self.generate(prompt, **options) as stream:
             return stream.completion()
 
-    def chat(self, messages: Sequence[Message], **options: object) -> BlockingStream:
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> BlockingStream:
         """Start the generation of the assistant's next turn, as `Client.chat` does."""
-        told = ChatOptions.taken_from(options)
-        prompt = self.chat_prompt(messages, tools=told.tools, variables=told.variables)
-        return self.generate(prompt, **options)
+        prompt = self.chat_prompt(
+            messages, tools=options.get("tools"), variables=options.get("variables")
+        )
+        return self.generate(prompt, **without_template(options))
 
-    def complete_chat(self, messages: Sequence[Message], **options: object) -> Completion:
+    def complete_chat(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> Completion:
         """Generate the assistant's next turn, and return the whole of it."""
         with self.chat(messages, **options) as stream:
             return stream.completion()
@@ -85,11 +102,8 @@ class BlockingClient:
         variables: Mapping[str, object] | None = None,
     ) -> Prompt:
         """Return messages as a prompt, by the template of the model that is loaded."""
-
-        async def render() -> Prompt:
-            return await self._client.chat_prompt(messages, tools=tools, variables=variables)
-
-        return self._portal.call(render)
+        gate, client = self._inside()
+        return gate.call(client.chat_prompt, messages, tools=tools, variables=variables)
 
     def embed(
         self,
@@ -100,35 +114,32 @@ class BlockingClient:
         truncate: bool = False,
     ) -> list[Vector]:
         """Return an embedding per input, in order."""
-
-        async def embed() -> list[Vector]:
-            return await self._client.embed(
-                inputs, pooling=pooling, normalize=normalize, truncate=truncate
-            )
-
-        return self._portal.call(embed)
+        gate, client = self._inside()
+        return gate.call(
+            client.embed, inputs, pooling=pooling, normalize=normalize, truncate=truncate
+        )
 
     def tokenize(self, prompt: Prompt, *, add_bos: bool = True) -> list[int]:
         """Return a prompt's token ids."""
-
-        async def tokenize() -> list[int]:
-            return await self._client.tokenize(prompt, add_bos=add_bos)
-
-        return self._portal.call(tokenize)
+        gate, client = self._inside()
+        return gate.call(client.tokenize, prompt, add_bos=add_bos)
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of tokens."""
-        return self._portal.call(self._client.detokenize, tokens)
+        gate, client = self._inside()
+        return gate.call(client.detokenize, tokens)
 
     def status(self) -> Status:
         """Return how the daemon is doing."""
-        return self._portal.call(self._client.status)
+        gate, client = self._inside()
+        return gate.call(client.status)
 
     def model(self) -> Model:
         """Return what is loaded; waits for the load."""
-        return self._portal.call(self._client.model)
+        gate, client = self._inside()
+        return gate.call(client.model)
 
     def subscribe(self, interval_s: float = 1.0) -> BlockingStatusStream:
         """Start a stream of statuses: one now, at each change, and at every interval."""
-        opened = self._portal.wrap_async_context_manager(self._client.subscribe(interval_s))
-        return BlockingStatusStream(self._portal, opened, self._closers)
+        gate, client = self._inside()
+        return BlockingStatusStream(gate, client.subscribe(interval_s))

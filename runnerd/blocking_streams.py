@@ -1,11 +1,10 @@
 """The streams of the blocking client: iterators, each with a block of its own."""
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from anyio.from_thread import BlockingPortal
-
+from runnerd.blocking_gate import Gate
 from runnerd.results import Completion, completion_of
 from runnerd.streams import GenerationStream, OnProgress, StatusStream
 from runnerd_protocol.messages import Accepted, Delta, Finished, PromptProgress, Status
@@ -16,21 +15,14 @@ S = TypeVar("S", GenerationStream, StatusStream)
 class _BlockingStream(Generic[S]):
     """A stream of the async client. Leaving its block early, or `close`, cancels the request."""
 
-    def __init__(
-        self,
-        portal: BlockingPortal,
-        opening: AbstractContextManager[S],
-        closers: set[ExitStack],
-    ) -> None:
-        self._portal = portal
-        self._stack = ExitStack()
-        self._stream: S = self._stack.enter_context(opening)
-        closers.add(self._stack)
-        self._stack.callback(closers.discard, self._stack)
+    def __init__(self, gate: Gate, block: AbstractAsyncContextManager[S]) -> None:
+        self._gate = gate
+        self._stream: S
+        self._stream, self._stack = gate.open(block)
 
     def close(self) -> None:
         """Cancel the request if it has not ended. May be called again."""
-        self._stack.close()
+        self._gate.leave(self._stack)
 
     def __iter__(self) -> Self:
         return self
@@ -52,12 +44,11 @@ class BlockingStream(_BlockingStream[GenerationStream]):
 
     def __init__(
         self,
-        portal: BlockingPortal,
-        opening: AbstractContextManager[GenerationStream],
-        closers: set[ExitStack],
+        gate: Gate,
+        block: AbstractAsyncContextManager[GenerationStream],
         on_progress: OnProgress | None = None,
     ) -> None:
-        super().__init__(portal, opening, closers)
+        super().__init__(gate, block)
         self._on_progress = on_progress
 
     @property
@@ -77,7 +68,7 @@ class BlockingStream(_BlockingStream[GenerationStream]):
 
     def __next__(self) -> Delta:
         """Return the next piece of text; raises what the async client does."""
-        while (event := self._portal.call(self._stream.event)) is not None:
+        while (event := self._gate.call(self._stream.event)) is not None:
             if isinstance(event, Delta):
                 return event
             if self._on_progress is not None:
@@ -96,7 +87,7 @@ class BlockingStatusStream(_BlockingStream[StatusStream]):
 
     def __next__(self) -> Status:
         """Return the next status; raises what the async client does."""
-        status = self._portal.call(self._next)
+        status = self._gate.call(self._next)
         if status is None:
             raise StopIteration
         return status

@@ -11,14 +11,22 @@ raises: `RequestFailed` if the daemon said why, otherwise `ConnectionLost`.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from os import PathLike, fspath
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import anyio
+from anyio import to_thread
 from anyio.abc import UNIXSocketStream
-from msgspec import json
 
-from runnerd.chat import ChatError, ChatMessage, ChatOptions, Message, chat_prompt
+from runnerd.chat import ChatError, ChatMessage, Message, chat_prompt
+from runnerd.client_options import (
+    ChatOptions,
+    GenerateOptions,
+    request_of,
+    take_callback,
+    without_template,
+)
 from runnerd.link import Link, Request
 from runnerd.results import Completion, CompletionChoice
 from runnerd.streams import (
@@ -29,15 +37,12 @@ from runnerd.streams import (
     GenerationStream,
     RequestFailed,
     StatusStream,
-    take_callback,
 )
 from runnerd.vectors import Vector, vectors_of
 from runnerd_protocol.messages import (
-    Adapter,
     Detokenize,
     Embed,
     Embeddings,
-    Generate,
     GetModel,
     GetStatus,
     Model,
@@ -56,11 +61,13 @@ __all__ = [
     "CannotSend",
     "ChatError",
     "ChatMessage",
+    "ChatOptions",
     "Client",
     "ClientError",
     "Completion",
     "CompletionChoice",
     "ConnectionLost",
+    "GenerateOptions",
     "GenerationStream",
     "RequestFailed",
     "StatusStream",
@@ -86,7 +93,9 @@ class Client:
     # --- text ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def generate(self, prompt: Prompt, **options: object) -> AsyncIterator[GenerationStream]:
+    async def generate(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[GenerationStream]:
         """Open a generation. Options are the fields of the wire's `Generate`, and `on_progress`.
 
         A `json_schema` may be a dict, and `adapters` one of names and scales. `on_progress` is
@@ -94,18 +103,18 @@ class Client:
         while the stream is read.
         """
         on_progress = take_callback(options)
-        request = self._request(prompt, options)
+        request = request_of(self._link.new_id(), prompt, options)
         async with self._link.open(request) as mailbox:
             yield GenerationStream(request.request_id, mailbox, on_progress)
 
-    async def complete(self, prompt: Prompt, **options: object) -> Completion:
+    async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Generate, and return the whole text; with `n`, all of the texts in `choices`."""
         async with self.generate(prompt, **options) as stream:
             return await stream.completion()
 
     @asynccontextmanager
     async def chat(
-        self, messages: Sequence[Message], **options: object
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncIterator[GenerationStream]:
         """Open the generation of the assistant's next turn.
 
@@ -114,12 +123,15 @@ class Client:
         Raises:
             ChatError: the model's template cannot render the messages.
         """
-        told = ChatOptions.taken_from(options)
-        prompt = await self.chat_prompt(messages, tools=told.tools, variables=told.variables)
-        async with self.generate(prompt, **options) as stream:
+        prompt = await self.chat_prompt(
+            messages, tools=options.get("tools"), variables=options.get("variables")
+        )
+        async with self.generate(prompt, **without_template(options)) as stream:
             yield stream
 
-    async def complete_chat(self, messages: Sequence[Message], **options: object) -> Completion:
+    async def complete_chat(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> Completion:
         """Generate the assistant's next turn, and return the whole of it, as `chat` would."""
         async with self.chat(messages, **options) as stream:
             return await stream.completion()
@@ -135,21 +147,15 @@ class Client:
 
         What is in the messages can never act as a special token. `tools`, and `variables` that the
         template knows (`enable_thinking`), are the application's own and reach it as they are.
+        It is rendered in a thread; who is cancelled leaves that to itself.
 
         Raises:
             ChatError: the template cannot render them, or jinja2 is not installed.
         """
         if self._model is None:
             self._model = await self.model()
-        return [*chat_prompt(self._model, messages, tools=tools, variables=variables)]
-
-    def _request(self, prompt: Prompt, options: dict[str, object]) -> Generate:
-        schema, adapters = options.get("json_schema"), options.get("adapters")
-        if isinstance(schema, Mapping):
-            options["json_schema"] = json.encode(schema).decode()
-        if isinstance(adapters, Mapping):
-            options["adapters"] = [Adapter(name, scale) for name, scale in adapters.items()]
-        return Generate(self._link.new_id(), prompt, **options)  # type: ignore[arg-type]
+        render = partial(chat_prompt, self._model, messages, tools=tools, variables=variables)
+        return [*await to_thread.run_sync(render, abandon_on_cancel=True)]
 
     # --- everything else -------------------------------------------------------------------
 
@@ -164,6 +170,8 @@ class Client:
         """Return an embedding per input, in order: `array("f")`, which numpy takes as a buffer."""
         if isinstance(inputs, str):
             raise TypeError("embed takes a list of inputs: a text of its own goes into one")
+        if not inputs:
+            return []
         request = Embed(self._link.new_id(), list(inputs), pooling, normalize, truncate)
         vectors: list[Vector] = []
         async with self._link.open(request) as mailbox:

@@ -1,7 +1,7 @@
 """The completions of one request: what each has to say, and the one last answer to all.
 
-The decode loop calls `_hear` of each, which never waits. If one fails, the others are ended
-before the request fails.
+The decode loop calls `_hear` of each, which never waits. If one fails, the others fail with
+it, before the request does.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.timings import TimingSummary
 from runnerd.errors import RequestError
 from runnerd.options import N_SEEDS, options_of
-from runnerd.outbox import Outbox
+from runnerd.outbox import Outbox, utf8_bytes
 from runnerd.replies import choice, deltas, finished, progress
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
@@ -47,7 +47,8 @@ class Completions:
         self, message: wire.Generate, runner: Runner, outbox: Outbox, on_end: OnEnd
     ) -> None:
         self.has_ended = anyio.Event()
-        self._message = message
+        self.message = message
+        self._seed = secrets.randbelow(N_SEEDS) if message.seed is None else message.seed
         self._runner = runner
         self._outbox = outbox
         self._on_end = on_end
@@ -65,13 +66,11 @@ class Completions:
         Raises:
             RequestError: they cannot be served; none is queued.
         """
-        seed = self._message.seed
-        seed = secrets.randbelow(N_SEEDS) if seed is None else seed
-        for index in range(self._message.n):  # what refuses one of them refuses the first
+        for index in range(self.message.n):  # what refuses one of them refuses the first
             completion = _Completion(index)
             completion.seq_id = self._runner.submit(
                 prompt,
-                options_of(self._message, seed, index, constraint),
+                options_of(self.message, self._seed, index, constraint),
                 partial(self._hear, completion),
                 queued_at,
             )
@@ -95,13 +94,13 @@ class Completions:
     def _hear(self, completion: _Completion, emission: Emission) -> None:
         """Pass on what one of them has to say."""
         token, text = emission.token, emission.text
-        request_id, index = self._message.request_id, completion.index
+        request_id, index = self.message.request_id, completion.index
         if emission.has_progressed:
             self._outbox.put(progress(request_id, index, emission.sequence))
         completion.n_unsent += token is not None
-        tokens = [token] if token is not None and self._message.return_tokens else []
+        tokens = [token] if token is not None and self.message.return_tokens else []
         if text or tokens or emission.logprobs:
-            completion.n_text_bytes += len(text) if text.isascii() else len(text.encode())
+            completion.n_text_bytes += utf8_bytes(text)
             delta = wire.Delta(request_id, text, completion.n_unsent, tokens, index)
             completion.n_unsent = 0
             for each in deltas(delta, emission.logprobs, self._runner.token_bytes):
@@ -126,12 +125,27 @@ class Completions:
             itl_p50_ms=round(times.itl_p50_ms, 1),
             total_ms=round(times.total_ms, 1),
         )
-        is_last = len(self._endings) == self._message.n
+        is_last = len(self._endings) == self.message.n
         if isinstance(ending, RequestError) and not is_last:
-            self.end("cancelled")  # may end all of them here and now, and so come back here
+            self.end(ending)  # may end all of them here and now, and so come back here
         if is_last:
             self.has_ended.set()
             self._on_end(self._last_answer())
+
+    def cancelled_unbegun(self, waited_s: float) -> wire.Finished:
+        """Return the last answer to a request that was cancelled before `submit`."""
+        times = wire.Timings(queue_ms=round(waited_s * 1e3, 3), total_ms=round(waited_s * 1e3, 3))
+        choices = [
+            wire.Choice("cancelled", seed=(self._seed + index) % N_SEEDS, timings=times)
+            for index in range(self.message.n)
+        ]
+        return wire.Finished(
+            self.message.request_id,
+            "cancelled",
+            seed=self._seed,
+            timings=times,
+            choices=choices if len(choices) > 1 else [],
+        )
 
     def _last_answer(self) -> wire.Finished | RequestError:
         choices = []
@@ -139,4 +153,4 @@ class Completions:
             if isinstance(ending, RequestError):
                 return ending
             choices.append(choice(sequence, ending, n_text_bytes, times))
-        return finished(self._message.request_id, self._endings[0][0], choices)
+        return finished(self.message.request_id, self._endings[0][0], choices)

@@ -16,11 +16,14 @@ MAX_NAME_CHARS = 256  # that a request may write
 class SessionLimits:
     """What one connection may do. Times in seconds.
 
-    `outbox_bytes` of text may wait for a request before its sequence is paused.
+    `outbox_bytes` of text may wait for a request before its sequence is paused. With more than
+    `intake_bytes` of requests in preparation it is not read on.
     """
 
     max_frame_bytes: int = 16 * 2**20
     max_requests: int = 1024
+    max_subscriptions: int = 16
+    intake_bytes: int = 32 * 2**20
     outbox_bytes: int = 64 * 2**10
     handshake_timeout_s: float = 10.0
     frame_timeout_s: float = 30.0
@@ -41,6 +44,7 @@ class Config:
     max_queue: int = 512
     max_connections: int = 256
     target_itl_ms: float = 100.0
+    checkpoint_mib: int = 256
     drain_s: float = 30.0
     step_timeout_s: float = 60.0
     session: SessionLimits = field(default_factory=SessionLimits)
@@ -61,6 +65,7 @@ def check_config(config: Config) -> None:
     _check_range("max-queue", config.max_queue, 0, 2**20)
     _check_range("max-connections", config.max_connections, 1, 2**16)
     _check_range("target-itl-ms", config.target_itl_ms, 1.0, 1e6)
+    _check_range("checkpoint-mib", config.checkpoint_mib, 0, 2**20)
     _check_range("drain", config.drain_s, 0.0, 86400.0)
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
     _check_range("embed-max", engine.n_embed, 0, 2**20)
@@ -71,12 +76,19 @@ def check_config(config: Config) -> None:
             f"batch {engine.n_batch} is less than slots {engine.n_slots}:"
             " every generating sequence needs a row in each step"
         )
+    if engine.kv_type != "f16" and engine.flash_attn == "off":
+        raise ConfigError(f"kv-type {engine.kv_type} needs flash attention: flash-attn is off")
     if engine.n_ctx == 1:
         raise ConfigError("ctx 1 has no room for a prompt and a token")
     if engine.n_cells and engine.n_cells < max(engine.n_ctx, 2):
         raise ConfigError(
             f"ctx-total {engine.n_cells} is less than {max(engine.n_ctx, 2)}:"
             " not even one request would fit"
+        )
+    if engine.n_ctx and engine.n_cells > engine.n_slots * engine.n_ctx:
+        raise ConfigError(
+            f"ctx-total {engine.n_cells} is more than slots {engine.n_slots} x ctx {engine.n_ctx}"
+            f" = {engine.n_slots * engine.n_ctx}: the rest could never be used"
         )
     if config.socket_path is None and config.inherited_fd is None:
         raise ConfigError("nothing to serve on: give a socket path")
@@ -110,6 +122,8 @@ def _check_adapters(adapters: tuple[tuple[str, str], ...]) -> None:
 
 def _check_session(limits: SessionLimits) -> None:
     _check_range("max-requests", limits.max_requests, 1, 2**20)
+    _check_range("max-subscriptions", limits.max_subscriptions, 1, 2**20)
+    _check_range("intake", limits.intake_bytes, 1, 2**40)
     _check_range("outbox", limits.outbox_bytes, 1, 2**30)
     # Deltas that wait together go out as one frame, and the last of them may be a long one.
     _check_range("max-frame", limits.max_frame_bytes, 2**16 + 2 * limits.outbox_bytes, 2**31 - 1)

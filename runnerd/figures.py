@@ -1,6 +1,7 @@
 """What a runner counts, and how fast it has been of late."""
 
 from collections import deque
+from typing import Literal
 
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.errors import QueueTimeout, RequestError
@@ -11,8 +12,9 @@ RATE_WINDOW_S = 5.0  # what "tokens per second" looks back on
 class Figures:
     """Counters from the start on; fields as in the wire's `Status`.
 
-    `n_failed` of the `n_requests` that were accepted failed. What sequences have cost is counted
-    when they end.
+    `n_requests` were accepted, `n_failed` of them failed: each counts once. Of completions, which
+    are `n` to a request, those are counted that were cancelled or ran out of time, begun or not.
+    What sequences have cost is counted when they end.
     """
 
     def __init__(self, started_at: float) -> None:
@@ -26,6 +28,8 @@ class Figures:
         self.n_suspended = 0
         self.n_shifts = 0
         self.n_embedded = 0
+        self.n_embeds = 0
+        self.n_embeds_failed = 0
         self.queue_s = 0.0
         self.prefill_s = 0.0
         self.decode_s = 0.0
@@ -56,6 +60,16 @@ class Figures:
         self.prefill_s += timings.prefill_s(now)
         self.decode_s += timings.decode_s()
         self.sampling_s += timings.sampling_s
+
+    def count_unbegun(
+        self, n_completions: int, ending: Literal["cancelled", "timeout"], waited_s: float
+    ) -> None:
+        """Count completions that ended before there were sequences for them."""
+        if ending == "cancelled":
+            self.n_cancelled += n_completions
+        else:
+            self.n_timed_out += n_completions
+        self.queue_s += n_completions * waited_s
 
     def uptime_s(self, now: float) -> float:
         """Return the seconds since the start."""

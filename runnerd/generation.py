@@ -9,6 +9,7 @@ from math import inf
 from time import monotonic
 
 import anyio
+from msgspec.structs import replace
 
 from runnerd.completions import Completions
 from runnerd.core.prompt import Prompt
@@ -45,7 +46,7 @@ class Generation(Request):
         self._arrived_at = anyio.current_time()
         self._queued_at = monotonic()
         self._is_accepted = False
-        self._n_ahead = runner.take_places(message.n)
+        self._n_ahead = runner.places.take(message.n)
 
     @property
     def _start_by(self) -> float:
@@ -65,18 +66,7 @@ class Generation(Request):
         Raises:
             RequestError: it cannot be served; nothing was submitted.
         """
-        prepared = None
-        try:
-            with anyio.CancelScope(deadline=self._start_by):
-                prepared = await self._prepare()
-        finally:
-            self.runner.leave_places(self._wanted.n)
-            self.next_turn.set()
-        if prepared is None:
-            self.runner.figures.n_timed_out += self._wanted.n
-            raise self._too_late(self._n_ahead)
-        prompt, constraint = prepared
-        self._completions.submit(prompt, constraint, self._queued_at)
+        await self._begin()
         self.accept()
         if self._wanted.return_progress or self._start_by < inf:
             async with anyio.create_task_group() as tasks:
@@ -84,6 +74,24 @@ class Generation(Request):
                     tasks.start_soon(self._tell_place)
                 if self._start_by < inf:
                     await self._keep_time()
+
+    async def _begin(self) -> None:
+        """Prepare it and submit it; from then on nothing holds the prompt as it came."""
+        prepared = None
+        try:
+            with anyio.CancelScope(deadline=self._start_by):
+                prepared = await self._prepare()
+        finally:
+            self.runner.places.leave(self._wanted.n)
+            self.next_turn.set()
+        if prepared is None:
+            self.runner.figures.count_unbegun(self._wanted.n, "timeout", self._waited_s)
+            raise self._too_late(self._n_ahead)
+        prompt, constraint = prepared
+        self._completions.submit(prompt, constraint, self._queued_at)
+        rest = replace(self._wanted, prompt="", grammar=None, json_schema=None)
+        self.message = self._wanted = self._completions.message = rest
+        self.release()
 
     async def _prepare(self) -> tuple[Prompt, object | None]:
         """Tokenize and compile, then wait for the turn: the last chance for a cancel, too."""
@@ -95,12 +103,12 @@ class Generation(Request):
                 check_tokens_fit(wanted.prompt, engine.limits.n_ctx)
             return engine.expand(parts_of(wanted.prompt))
 
-        prompt = await self.runner.read_vocabulary(expand, is_long=is_long(wanted.prompt))
+        prompt = await self.runner.vocabulary.read(expand, is_long=is_long(wanted.prompt))
         constraint = None
         if wanted.grammar is not None:
-            constraint = await self.runner.constrain("grammar", wanted.grammar)
+            constraint = await self.runner.vocabulary.constrain("grammar", wanted.grammar)
         elif wanted.json_schema is not None:
-            constraint = await self.runner.constrain("json_schema", wanted.json_schema)
+            constraint = await self.runner.vocabulary.constrain("json_schema", wanted.json_schema)
         await self._turn.wait()
         return prompt, constraint
 
@@ -119,8 +127,12 @@ class Generation(Request):
             return
         self._completions.end("timeout")
 
+    @property
+    def _waited_s(self) -> float:
+        return anyio.current_time() - self._arrived_at
+
     def _too_late(self, n_ahead: int) -> QueueTimeout:
-        waited_s = round(anyio.current_time() - self._arrived_at, 3)
+        waited_s = round(self._waited_s, 3)
         return QueueTimeout(
             f"not begun after {waited_s} s, {n_ahead} were before it",
             waited_s=waited_s,
@@ -132,11 +144,19 @@ class Generation(Request):
     async def _tell_place(self) -> None:
         """Tell of its place in the queue when that changes, as long as it waits."""
         told = self._n_ahead
-        while (n_ahead := self._completions.n_ahead()) is not None:
-            if n_ahead != told:
-                self.outbox.put(wire.PromptProgress(self.request_id, n_ahead=n_ahead))
-                told = n_ahead
-            await self.runner.line_moved().wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._stop_at_end, tasks.cancel_scope)
+            while (n_ahead := self._completions.n_ahead()) is not None:
+                if n_ahead != told:
+                    self.outbox.put(wire.PromptProgress(self.request_id, n_ahead=n_ahead))
+                    told = n_ahead
+                await self.runner.line_moved().wait()
+            tasks.cancel_scope.cancel()
+
+    async def _stop_at_end(self, scope: anyio.CancelScope) -> None:
+        """Cancel a scope once it has ended: the line may stand still after that."""
+        await self._completions.has_ended.wait()
+        scope.cancel()
 
     # --- its answers -----------------------------------------------------------------------
 
@@ -145,7 +165,7 @@ class Generation(Request):
         if not self._is_accepted:
             self._is_accepted = True
             self.runner.figures.n_requests += 1
-            state, fraction = self.runner.health, self.runner.load_fraction
+            state, fraction = self.runner.health, self.runner.loading.fraction
             self.outbox.put(wire.Accepted(self.request_id, self._n_ahead, state, fraction))
 
     def fail(self, err: RequestError) -> None:
@@ -173,7 +193,8 @@ class Generation(Request):
     def answer_cancelled(self) -> None:
         """Say that it was cancelled before it was submitted."""
         self.accept()
-        self.outbox.put(wire.Finished(self.request_id, "cancelled"))
+        self.runner.figures.count_unbegun(self._wanted.n, "cancelled", self._waited_s)
+        self.outbox.put(self._completions.cancelled_unbegun(self._waited_s))
 
     def pause(self, *, paused: bool) -> None:
         """Generate nothing while its client does not read, or go on."""

@@ -3,6 +3,7 @@
 Whoever waits is told when the connection is lost, and of the first cause.
 """
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -31,7 +32,7 @@ from runnerd_protocol.messages import (
 
 READ_BYTES = 2**16
 CANCEL_S = 1.0  # for a cancel to be written when a block is left
-SEND_S = 30.0  # for the daemon to take a message; it reads at all times
+SEND_S = 30.0  # without the daemon taking anything of a message; it reads at all times
 
 Request = Generate | Embed | Tokenize | Detokenize | GetStatus | GetModel | Subscribe
 
@@ -42,6 +43,7 @@ class Link:
     def __init__(self, stream: UNIXSocketStream) -> None:
         self.welcome: Welcome | None = None
         self._stream = stream
+        self._socket = raw_socket(stream)
         self._connection = ClientConnection()
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_id = 0
@@ -58,7 +60,9 @@ class Link:
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[Mailbox]:
         """Send a request; when the block is left before its end, cancel it."""
-        mailbox = self._mailboxes[request.request_id] = Mailbox()
+        mailbox = self._mailboxes[request.request_id] = Mailbox(
+            only_newest=isinstance(request, Subscribe)
+        )
         try:
             await self._send(request)
             yield mailbox
@@ -77,16 +81,32 @@ class Link:
                 frame = self._connection.send(message)
             except LocalProtocolError as err:
                 raise CannotSend(str(err)) from err
-            # Shielded: half a frame would make nonsense of every later one.
-            with anyio.move_on_after(SEND_S, shield=True) as scope:
-                try:
-                    await self._stream.send(frame)
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    await self._lost.wait()  # the receiver reads on, and will know why
-            if scope.cancelled_caught:
-                self._lose(f"the daemon has not read for {SEND_S} s")
+            await self._write(frame)
             if self._loss is not None:
                 raise ConnectionLost(self._loss)
+
+    async def _write(self, frame: bytes) -> None:
+        left = memoryview(frame)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await self._until_writable(is_amid_frame=len(left) < len(frame))
+            except OSError:
+                await self._lost.wait()  # the receiver reads on, and will know why
+            if self._loss is not None:
+                return
+
+    async def _until_writable(self, *, is_amid_frame: bool) -> None:
+        try:
+            with anyio.move_on_after(SEND_S) as scope:
+                await anyio.wait_writable(self._socket)
+        except anyio.get_cancelled_exc_class():
+            if is_amid_frame:  # half of one would make nonsense of every later one
+                self._lose("a request was given up amid its frame")
+            raise
+        if scope.cancelled_caught:
+            self._lose(f"the daemon has not read for {SEND_S} s")
 
     async def greet(self) -> None:
         """Say hello, and wait for the welcome.
@@ -102,9 +122,8 @@ class Link:
 
     async def run(self) -> None:
         """Hand out what the daemon says, until it says no more."""
-        sock = raw_socket(self._stream)
         try:
-            while data := await receive(sock, READ_BYTES):
+            while data := await receive(self._socket, READ_BYTES):
                 for message in self._connection.receive(data):
                     self._route(message)
             self._connection.receive_eof()
@@ -146,3 +165,5 @@ class Link:
                 mailbox.lose(loss)
             self._lost.set()
             self._welcomed.set()
+            with suppress(OSError):  # it may be closed
+                self._socket.shutdown(socket.SHUT_RDWR)  # also wakes who waits to write

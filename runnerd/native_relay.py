@@ -28,6 +28,10 @@ ERROR_WORDS = re.compile(
     r"error|fail|abort|assert|\bexception|fatal|out of memory|terminate called|what\(\):",
     re.IGNORECASE,
 )
+# What llama.cpp says of a pass that we have stopped, and calls an error: its codes for "aborted".
+ABORTED_PASS = re.compile(
+    r"graph_compute\w* failed with error 1$|compute status: 1$|failed to (?:de|en)code, ret = 2$"
+)
 
 
 @dataclass(slots=True)
@@ -70,6 +74,8 @@ class LevelGuess:
         if self._in_traceback:
             self._in_traceback = text.startswith((" ", "\t"))
             return "error"
+        if ABORTED_PASS.search(text):
+            return "debug"
         self._in_traceback = "Traceback (most recent call last)" in text
         if self._in_traceback or ERROR_WORDS.search(text):
             return "error"

@@ -30,8 +30,6 @@ def is_long(prompt: wire.Prompt) -> bool:
     """Whether there are so many parts, characters and token ids that it takes a while."""
     if isinstance(prompt, str):
         return len(prompt) > INLINE_SIZE
-    if len(prompt) > INLINE_SIZE:
-        return True  # already counting them would take a while
     return len(prompt) + sum(_size_of(part) for part in prompt) > INLINE_SIZE
 
 

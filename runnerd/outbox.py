@@ -14,6 +14,7 @@ from runnerd_protocol.messages import (
     DaemonMessage,
     Delta,
     Embeddings,
+    Model,
     PromptProgress,
     ProtocolError,
     Status,
@@ -24,7 +25,7 @@ from runnerd_protocol.messages import (
 
 CONNECTION = -1  # the mailbox of messages that belong to no request
 MESSAGE_BYTES = 256  # what a message takes in memory, besides long texts and lists
-TOKEN_BYTES = 8
+TOKEN_BYTES = 36  # an int and where a list points to it; on the wire it takes less
 LOGPROB_BYTES = 128  # of one token; on the wire it takes less
 CROWDED_BYTES = 2**20  # of answers: from here on the client has to read before it may ask
 
@@ -73,9 +74,11 @@ class Outbox:
             case Tokens(tokens=tokens):
                 self._n_answer_bytes += TOKEN_BYTES * len(tokens)
             case Text(text=text):
-                self._n_answer_bytes += len(text)
-            case Embeddings(vectors=vectors):
-                self._n_answer_bytes += sum(map(len, vectors))
+                self._n_answer_bytes += utf8_bytes(text)
+            case Embeddings(vectors=vectors, n_tokens=n_tokens):
+                self._n_answer_bytes += sum(map(len, vectors)) + TOKEN_BYTES * len(n_tokens)
+            case Model(chat_template=text):
+                self._n_answer_bytes += utf8_bytes(text)
             case _:
                 pass
         self._mail.setdefault(box, []).append(message)
@@ -139,6 +142,11 @@ class Outbox:
         self._has_mail.set()
 
 
+def utf8_bytes(text: str) -> int:
+    """Return a text's length in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def _last_of(
     kind: type[Delta | PromptProgress], index: int, box: list[DaemonMessage]
 ) -> int | None:
@@ -153,7 +161,7 @@ def _last_of(
 
 
 def _size_of(delta: Delta) -> int:
-    n_bytes = len(delta.text.encode()) + TOKEN_BYTES * len(delta.tokens)
+    n_bytes = utf8_bytes(delta.text) + TOKEN_BYTES * len(delta.tokens)
     for picked in delta.logprobs:
         n_bytes += LOGPROB_BYTES * (1 + len(picked.top))
     return n_bytes

@@ -17,8 +17,7 @@ from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 SERVER_NAME = f"runnerd/{__version__}"
-_process = psutil.Process()
-
+MEMORY_S = 1.0  # the kernel takes its time to say how much memory the process has
 ENTRIES_PER_DELTA = 4096  # log-probabilities in one message: less than 256 KiB of it
 
 TokenBytes = Callable[[int], bytes]
@@ -106,12 +105,26 @@ def failed(request_id: int, err: RequestError) -> wire.Failed:
     return wire.Failed(request_id, err.code, str(err), err.retryable, details=err.details)
 
 
-def _resident_bytes() -> int:
-    """Return the process's memory; 0 where there is no descriptor left to ask with."""
-    try:
-        return _process.memory_info().rss
-    except OSError:
-        return 0
+class _Memory:
+    """The process's memory, asked for at most once a second."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._n_bytes = 0
+        self._asked_at = float("-inf")
+
+    def n_bytes(self, now: float) -> int:
+        """Return it; 0 where there is no descriptor left to ask with."""
+        if now - self._asked_at >= MEMORY_S:
+            self._asked_at = now
+            try:
+                self._n_bytes = self._process.memory_info().rss
+            except OSError:
+                self._n_bytes = 0
+        return self._n_bytes
+
+
+_memory = _Memory()
 
 
 def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -> wire.Status:
@@ -121,8 +134,8 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         request_id=request_id,
         state=runner.health,
         last=last,
-        load_phase=runner.load_phase,
-        load_fraction=runner.load_fraction,
+        load_phase=runner.loading.phase,
+        load_fraction=runner.loading.fraction,
         model=runner.config.engine.model if engine is None else engine.model.name,
         pid=os.getpid(),
         uptime_s=round(figures.uptime_s(now), 3),
@@ -142,14 +155,16 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         n_generated_tokens=figures.n_generated_tokens,
         tokens_per_s=round(figures.tokens_per_s(now), 2),
         step_ms=round(figures.step_s * 1e3, 3),
-        step_age_s=round(runner.step_age_s, 3),
-        resident_bytes=_resident_bytes(),
+        step_age_s=round(runner.step.age_s, 3),
+        resident_bytes=_memory.n_bytes(now),
         n_cached_tokens=figures.n_cached_tokens,
         n_cancelled=figures.n_cancelled,
         n_timed_out=figures.n_timed_out,
         n_suspended=figures.n_suspended,
         n_shifts=figures.n_shifts,
         n_embedded=figures.n_embedded,
+        n_embeds=figures.n_embeds,
+        n_embeds_failed=figures.n_embeds_failed,
         n_checkpoints=0 if batcher is None else batcher.residency.checkpoints.n_kept,
         checkpoint_bytes=0 if batcher is None else batcher.residency.checkpoints.n_bytes,
         n_generated_limit=0 if batcher is None else batcher.n_generated_limit,
@@ -181,4 +196,5 @@ def model(request_id: int, engine: Engine) -> wire.Model:
         n_embed=info.n_embed,
         poolings=list(info.poolings),
         eos_token=info.eos_token,
+        adds_bos=info.adds_bos,
     )

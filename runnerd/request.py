@@ -1,5 +1,7 @@
 """One request in progress, and what it tells its client: exactly one last answer in the end."""
 
+from collections.abc import Callable
+
 import anyio
 
 from runnerd.errors import Cancelled, RequestError
@@ -19,11 +21,19 @@ RequestMessage = (
 )
 
 
+def nothing() -> None:
+    """Release nothing: nobody counts it."""
+
+
 class Request:
-    """A request, and where its answers go. Its task runs under its scope."""
+    """A request, and where its answers go. Its task runs under its scope.
+
+    `release` is called, once or more, when it no longer needs what its message holds.
+    """
 
     def __init__(self, message: RequestMessage, runner: Runner, outbox: Outbox) -> None:
         self.message = message
+        self.release: Callable[[], None] = nothing
         self.runner = runner
         self.outbox = outbox
         self.scope = anyio.CancelScope()

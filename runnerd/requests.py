@@ -4,20 +4,24 @@ A handler that has to wait runs in a task of its own, under the request's scope,
 through the outbox. Each request ends in exactly one last answer, whatever happens to it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
+from runnerd.board import Board
+from runnerd.config import SessionLimits
 from runnerd.core.parts import check_tokens
 from runnerd.embed_request import Embedding
 from runnerd.engine.base import Engine
 from runnerd.errors import Overloaded, RequestError
 from runnerd.generation import Generation
+from runnerd.intake import Intake
 from runnerd.options import INLINE_SIZE, is_long, parts_of
 from runnerd.outbox import Outbox
-from runnerd.replies import failed, model, status
-from runnerd.request import Request, RequestMessage
+from runnerd.replies import failed, model
+from runnerd.request import Request, RequestMessage, nothing
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
@@ -39,62 +43,84 @@ class Requests:
         runner: Runner,
         outbox: Outbox,
         tasks: TaskGroup,
-        n_most: int,
-        n_connections: Callable[[], int],
+        limits: SessionLimits,
+        board: Board,
     ) -> None:
         self._runner = runner
         self._outbox = outbox
         self._tasks = tasks
-        self._n_most = n_most
-        self._n_connections = n_connections
+        self._limits = limits
+        self._board = board
+        self._intake = Intake(limits.intake_bytes, runner.intake)
         self._requests: dict[int, Request] = {}
         self._last_turn = _already()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def start(self, message: RequestMessage) -> None:
-        """Take a request up; never waits."""
+    async def wait_for_room(self) -> None:
+        """Wait until the client's requests in preparation take so little that more may come."""
+        await self._intake.wait_for_room()
+
+    def start(self, message: RequestMessage, n_bytes: int) -> None:
+        """Take a request up, of a payload of `n_bytes`; never waits."""
         request_id = message.request_id
         if isinstance(message, wire.GetStatus):
-            self._outbox.put(self._status(request_id, last=True))
-        elif len(self._requests) >= self._n_most:
-            err = Overloaded(
-                f"connection has {len(self._requests)} requests in progress,"
-                f" the limit is {self._n_most}",
-                n_requests=len(self._requests),
-                max_requests=self._n_most,
-            )
+            self._outbox.put(self._board.status(request_id))
+            return
+        try:
+            self._check_limits(message)
+            request = self._request_of(message)
+        except RequestError as err:
             self._outbox.put(failed(request_id, err))
-        elif isinstance(message, wire.Generate):
-            self._start_generating(message)
-        elif isinstance(message, wire.Embed):
-            self._start_embedding(message)
-        else:
-            request = self._requests[request_id] = Request(message, self._runner, self._outbox)
-            self._tasks.start_soon(self._run, request)
+            return
+        self._requests[request_id] = request
+        if isinstance(request, Generation):
+            self._last_turn = request.next_turn
+            if self._runner.engine is None:
+                request.accept()
+        self._intake.take(n_bytes)
+        request.release = partial(self._release, request, n_bytes)
+        self._tasks.start_soon(self._run, request)
 
-    def _start_generating(self, message: wire.Generate) -> None:
+    def _check_limits(self, message: RequestMessage) -> None:
+        n_requests, n_most = len(self._requests), self._limits.max_requests
+        if n_requests >= n_most:
+            raise Overloaded(
+                f"connection has {n_requests} requests in progress, the limit is {n_most}",
+                n_requests=n_requests,
+                max_requests=n_most,
+            )
+        if not isinstance(message, wire.Subscribe):
+            return
+        n_subscriptions, n_most = self._n_subscriptions, self._limits.max_subscriptions
+        if n_subscriptions >= n_most:
+            raise Overloaded(
+                f"connection has {n_subscriptions} subscriptions, the limit is {n_most}",
+                n_subscriptions=n_subscriptions,
+                max_subscriptions=n_most,
+            )
+
+    @property
+    def _n_subscriptions(self) -> int:
+        return sum(isinstance(each.message, wire.Subscribe) for each in self._requests.values())
+
+    def _request_of(self, message: RequestMessage) -> Request:
         runner, outbox = self._runner, self._outbox
-        try:
-            request = Generation(message, runner, outbox, self._last_turn, self._forget)
-        except RequestError as err:
-            outbox.put(failed(message.request_id, err))
-            return
-        self._last_turn = request.next_turn
-        self._requests[message.request_id] = request
-        if runner.engine is None:
-            request.accept()
-        self._tasks.start_soon(self._run, request)
+        match message:
+            case wire.Generate():
+                return Generation(message, runner, outbox, self._last_turn, self._forget)
+            case wire.Embed():
+                request = Embedding(message, runner, outbox)
+                runner.figures.n_embeds += 1
+                return request
+            case _:
+                return Request(message, runner, outbox)
 
-    def _start_embedding(self, message: wire.Embed) -> None:
-        try:
-            request = Embedding(message, self._runner, self._outbox)
-        except RequestError as err:
-            self._outbox.put(failed(message.request_id, err))
-            return
-        self._requests[message.request_id] = request
-        self._tasks.start_soon(self._run, request)
+    def _release(self, request: Request, n_bytes: int) -> None:
+        """Count a request's bytes no more."""
+        self._intake.give_back(n_bytes)
+        request.release = nothing
 
     def cancel(self, request_id: int) -> None:
         """End what may take long, of this connection; the rest is answered soon anyway."""
@@ -120,7 +146,10 @@ class Requests:
             if request.scope.cancelled_caught:
                 self._answer_cancelled(request)
         except RequestError as err:
+            self._runner.figures.n_embeds_failed += isinstance(request, Embedding)
             request.fail(err)
+        finally:
+            request.release()
         if not isinstance(request, Generation) or not request.is_submitted:
             self._forget(request)
 
@@ -145,7 +174,7 @@ class Requests:
 
     def _answer_cancelled(self, request: Request) -> None:
         if isinstance(request.message, wire.Subscribe):
-            self._outbox.put(self._status(request.request_id, last=True))
+            self._outbox.put(self._board.status(request.request_id))
         else:
             request.answer_cancelled()
 
@@ -155,7 +184,7 @@ class Requests:
         def expand(engine: Engine) -> list[int]:
             return list(engine.expand(parts_of(message.prompt), add_bos=message.add_bos).inputs)
 
-        tokens = await self._runner.read_vocabulary(expand, is_long=is_long(message.prompt))
+        tokens = await self._runner.vocabulary.read(expand, is_long=is_long(message.prompt))
         self._outbox.put(wire.Tokens(message.request_id, tokens))
 
     async def _detokenize(self, message: wire.Detokenize) -> None:
@@ -165,18 +194,15 @@ class Requests:
             return data.decode("utf-8", "replace")
 
         has_many = len(message.tokens) > INLINE_SIZE
-        text = await self._runner.read_vocabulary(join, is_long=has_many)
+        text = await self._runner.vocabulary.read(join, is_long=has_many)
         self._outbox.put(wire.Text(message.request_id, text))
 
     async def _get_model(self, message: wire.GetModel) -> None:
-        self._outbox.put(model(message.request_id, await self._runner.loaded()))
+        self._outbox.put(model(message.request_id, await self._runner.vocabulary.loaded()))
 
     async def _subscribe(self, message: wire.Subscribe) -> None:
         while True:
             changed = self._runner.changed
-            self._outbox.put(self._status(message.request_id, last=False))
+            self._outbox.put(self._board.news(message.request_id))
             with anyio.move_on_after(message.interval_s):
                 await changed.wait()
-
-    def _status(self, request_id: int, *, last: bool) -> wire.Status:
-        return status(request_id, self._runner, self._n_connections(), last=last)

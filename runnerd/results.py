@@ -26,7 +26,7 @@ class Completion:
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the tokens of `text`, if asked for."""
-        return self.choices[0].logprobs
+        return self.choices[0].logprobs if self.choices else ()
 
 
 def completion_of(deltas: Iterable[Delta], finished: Finished) -> Completion:

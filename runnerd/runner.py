@@ -3,13 +3,11 @@
 The runner is the sole owner of batcher and engine.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TypeVar
 
 import anyio
-from anyio import to_thread
 
 from runnerd.config import Config
 from runnerd.core.batcher import Batcher
@@ -17,23 +15,18 @@ from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, admit
 from runnerd.decode_loop import DecodeLoop, Listener
 from runnerd.embed_queue import EmbeddingRequest
-from runnerd.engine.base import ConstraintKind, Engine, Pooling
+from runnerd.engine.base import Engine, Pooling
 from runnerd.engine_thread import EngineThread
-from runnerd.errors import (
-    ConfigError,
-    InvalidRequest,
-    LoadError,
-    LoadFailed,
-    Overloaded,
-    RequestError,
-    ShuttingDown,
-)
+from runnerd.errors import ConfigError, LoadError, LoadFailed, RequestError, ShuttingDown
 from runnerd.figures import Figures
+from runnerd.intake import Intake
 from runnerd.loading import Loader, Loading
+from runnerd.places import Places
 from runnerd.step_watch import StepWatch
+from runnerd.vocabulary import Vocabulary
 from runnerd_protocol.messages import DaemonState
 
-T = TypeVar("T")
+INTAKE_BYTES = 128 * 2**20  # of requests in preparation, over all connections
 
 
 class Runner:
@@ -46,16 +39,15 @@ class Runner:
         self.batcher: Batcher | None = None
         self.figures = Figures(monotonic())
         self.changed = anyio.Event()
-        self._loading = Loading(load, self._tell_change)
+        self.loading = Loading(load, self._tell_change)
+        self.places = Places(config.engine.n_slots, config.max_queue, self._check_open)
+        self.vocabulary = Vocabulary(self.loading, self._engine_in_use)
+        self.intake = Intake(INTAKE_BYTES)
         self._error: LoadError | ConfigError | None = None
         self._thread: EngineThread | None = None
         self._loop: DecodeLoop | None = None
-        self._reading = anyio.Lock()  # held by who reads the vocabulary in a thread
-        self._compiling = anyio.Lock()  # held by who compiles a grammar
-        self._step = StepWatch(config.step_timeout_s, self._tell_change)
+        self.step = StepWatch(config.step_timeout_s, self._tell_change)
         self._is_stopping = False
-        self._n_preparing = 0
-        self._n_embedding = 0
         self._n_sequences = 0
 
     # --- life ------------------------------------------------------------------------------
@@ -83,51 +75,46 @@ class Runner:
         if self._thread is None:
             return
         if self.state == "stopped" and self.engine is not None:
-            async with self._reading, self._compiling:
+            async with self.vocabulary.unread():
                 engine, self.engine = self.engine, None
                 await self._thread.call(engine.close)
         self._thread.close()
 
     async def _open(self, thread: EngineThread) -> DecodeLoop:
         self._set_state("loading")
+        target_itl_s = self.config.target_itl_ms / 1e3
         try:
-            engine = await self._loading.run(thread, self.config.engine)
-            batcher = Batcher(engine.limits, engine, self.config.target_itl_ms / 1e3)
+            engine = await self.loading.run(thread, self.config.engine)
+            n_bytes = self.config.checkpoint_mib * 2**20
+            batcher = Batcher(engine.limits, engine, target_itl_s, n_bytes)
         except (LoadError, ConfigError) as err:
             self._end_load(err)
             raise
         except Exception:
             self._end_load(LoadError("an internal error"))
             raise
-        self.engine, self.batcher = engine, batcher
-        loop = DecodeLoop(
-            batcher,
-            engine,
-            thread,
-            self.figures,
-            self._step,
-            self.give_up,
-            self.config.target_itl_ms / 1e3,
+        self.engine, self.batcher, self.places.batcher = engine, batcher, batcher
+        loop = self._loop = DecodeLoop(
+            batcher, engine, thread, self.figures, self.step, self.give_up, target_itl_s
         )
-        self._loop = loop
         if self._is_stopping:
             loop.stop()
         else:
             self._set_state("ready")
-        self._loading.end()
+        self.loading.end()
         return loop
 
     def _end_load(self, err: LoadError | ConfigError) -> None:
         """Tell those who wait for the engine that there will be none."""
         self._error = err
         self._set_state("failed" if err.exit_code else "stopped")
-        self._loading.end()
+        self.loading.end()
 
     def give_up(self, cause: str) -> None:
         """Fail every sequence now, whatever the step in progress may still be doing."""
         self._is_stopping = True
         self._set_state("failed")
-        self._loading.stop()
+        self.loading.stop()
         if self._loop is not None:
             self._loop.give_up(cause)
 
@@ -141,7 +128,7 @@ class Runner:
         if self.batcher is not None:
             for sequence in tuple(self.batcher.waiting):
                 self.end(sequence.seq_id, ShuttingDown("the daemon is shutting down"))
-        self._loading.stop()  # to refuse those who wait for the model, not only once it is there
+        self.loading.stop()  # to refuse those who wait for the model, not only once it is there
         if self._loop is not None:
             self._loop.embeddings.refuse_waiting(ShuttingDown("the daemon is shutting down"))
             self._loop.stop()
@@ -163,94 +150,14 @@ class Runner:
 
     # --- requests --------------------------------------------------------------------------
 
-    def take_places(self, n: int) -> int:
-        """Hold places in the queue, until `leave_places`; return how many are ahead of them.
-
-        Raises:
-            InvalidRequest: there are not so many, even if nobody else is here.
-            Overloaded: the queue is full.
-            LoadFailed, ShuttingDown: nothing is served any more.
-        """
+    def _check_open(self) -> None:
         if self._is_stopping or self._error is not None:
             raise self._refusal()
-        max_queue = self.config.max_queue
-        n_most = self.config.engine.n_slots + max_queue
-        if n > n_most:
-            raise InvalidRequest("n", n, f"at most {n_most}, the slots and the queue")
-        n_waiting = self._n_waiting(n)
-        if n_waiting > max_queue:
-            raise Overloaded(
-                f"{max(0, n_waiting - n)} requests are waiting, the queue holds {max_queue}",
-                n_waiting=max(0, n_waiting - n),
-                max_queue=max_queue,
-            )
-        self._n_preparing += n
-        return max(0, n_waiting - n)
 
-    def leave_places(self, n: int) -> None:
-        """Give places back: what they were for is submitted, or will not be."""
-        self._n_preparing -= n
-
-    def take_embedding_place(self) -> None:
-        """Hold a place for a request for embeddings, until `leave_embedding_place`.
-
-        It needs no slot, and is in nobody's way in the queue; but there are no more of them than
-        the queue holds.
-
-        Raises:
-            Overloaded: the queue is full.
-            LoadFailed, ShuttingDown: nothing is served any more.
-        """
-        if self._is_stopping or self._error is not None:
-            raise self._refusal()
-        n_waiting, max_queue = self._n_waiting(0) + self._n_embedding, self.config.max_queue
-        if n_waiting > max_queue:
-            raise Overloaded(
-                f"{n_waiting} requests are waiting, the queue holds {max_queue}",
-                n_waiting=n_waiting,
-                max_queue=max_queue,
-            )
-        self._n_embedding += 1
-
-    def leave_embedding_place(self) -> None:
-        """Give a place back: the request has its answer."""
-        self._n_embedding -= 1
-
-    async def loaded(self) -> Engine:
-        """Wait for the engine, behind those who have waited longer. To be used at once.
-
-        Raises:
-            LoadFailed: it could not be loaded.
-            ShuttingDown: there will be none, or none any more.
-        """
-        await self._loading.over()
+    def _engine_in_use(self) -> Engine:
         if self.engine is None or self.state in ("stopped", "failed"):
             raise self._refusal()
         return self.engine
-
-    async def read_vocabulary(self, function: Callable[[Engine], T], *, is_long: bool) -> T:
-        """Wait for the engine, then tokenize or the like.
-
-        What is long, and would keep everybody waiting, runs in a thread: one for all.
-
-        Raises:
-            RequestError: as `loaded`, and what the function raises.
-        """
-        engine = await self.loaded()
-        if not is_long:
-            return function(engine)
-        async with self._reading:
-            return await to_thread.run_sync(function, await self.loaded())
-
-    async def constrain(self, kind: ConstraintKind, text: str) -> object:
-        """Compile a grammar or a schema in a thread, one at a time, for `Sampling.constraint`.
-
-        Raises:
-            RequestError: as `loaded`, and `BadGrammar`.
-        """
-        async with self._compiling:
-            engine = await self.loaded()
-            return await to_thread.run_sync(engine.constrain, kind, text)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token of the model adds to a text."""
@@ -330,34 +237,12 @@ class Runner:
         return self._is_stopping
 
     @property
-    def load_phase(self) -> str:
-        """What the load is doing, or did last."""
-        return self._loading.phase
-
-    @property
-    def load_fraction(self) -> float:
-        """How far the load's phase is."""
-        return self._loading.fraction
-
-    @property
     def n_waiting(self) -> int:
         """Requests queued or in preparation that no free slot is about to take."""
         n_begun = 0 if self._loop is None else self._loop.embeddings.n_begun
-        return self._n_waiting(0) + self._n_embedding - n_begun
-
-    def _n_waiting(self, n_more: int) -> int:
-        """Count as `n_waiting`, with so many more; until the model is there all slots are free."""
-        n_more += self._n_preparing
-        if self.batcher is None:
-            return max(0, n_more - self.config.engine.n_slots)
-        return self.batcher.n_waiting(n_more)
-
-    @property
-    def step_age_s(self) -> float:
-        """Age of the step in progress; 0 when there is none."""
-        return self._step.age_s
+        return self.places.n_waiting - n_begun
 
     @property
     def health(self) -> DaemonState:
         """The state, or `stalled` when the step in progress has taken too long."""
-        return "stalled" if self._step.is_late else self.state
+        return "stalled" if self.step.is_late else self.state

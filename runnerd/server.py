@@ -10,6 +10,7 @@ import anyio
 import structlog
 from anyio.abc import SocketListener, TaskGroup, UNIXSocketStream
 
+from runnerd.board import Board
 from runnerd.config import Config
 from runnerd.runner import Runner
 from runnerd.session import Session
@@ -31,6 +32,7 @@ class Server:
         self._runner = runner
         self._sessions: dict[int, Session] = {}
         self._n_served = 0
+        self._board = Board(runner, lambda: len(self._sessions))
         self._one_left = anyio.Event()
         self._accepting = anyio.CancelScope()
 
@@ -82,7 +84,7 @@ class Server:
         if len(self._sessions) >= self._config.max_connections:
             await self._refuse(stream)
             return
-        session = Session(stream, self._runner, self._config.session, lambda: len(self._sessions))
+        session = Session(stream, self._runner, self._config.session, self._board)
         self._n_served += 1
         number = self._n_served
         self._sessions[number] = session

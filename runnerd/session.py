@@ -6,12 +6,12 @@ its answers first. Whatever goes wrong here ends this session and no other.
 """
 
 import select
-from collections.abc import Callable
 
 import anyio
 import structlog
 from anyio.abc import UNIXSocketStream
 
+from runnerd.board import Board
 from runnerd.config import SessionLimits
 from runnerd.outbox import Outbox
 from runnerd.replies import SERVER_NAME
@@ -43,7 +43,7 @@ class Session:
         stream: UNIXSocketStream,
         runner: Runner,
         limits: SessionLimits,
-        n_connections: Callable[[], int],
+        board: Board,
     ) -> None:
         self._stream = stream
         self._socket = raw_socket(stream)
@@ -51,9 +51,7 @@ class Session:
         self._connection = ServerConnection(limits.max_frame_bytes)
         self._tasks = anyio.create_task_group()
         self._outbox = Outbox(limits.outbox_bytes, self._on_full)
-        self._requests = Requests(
-            runner, self._outbox, self._tasks, limits.max_requests, n_connections
-        )
+        self._requests = Requests(runner, self._outbox, self._tasks, limits, board)
         self._is_closing = False
         self._last_word: ProtocolError | None = None
         self._n_complaints = 0
@@ -95,9 +93,13 @@ class Session:
             if not data:
                 self._end_of_input()
                 return
-            for event in self._connection.receive(data):
-                self._handle(event)
+            events = self._connection.receive(data)
+            for event, n_bytes in zip(events, self._connection.event_bytes, strict=True):
+                self._handle(event, n_bytes)
+            stopped_at = anyio.current_time()
             await self._outbox.wait_for_room()
+            await self._requests.wait_for_room()
+            deadline += anyio.current_time() - stopped_at  # that it took so long was our doing
             if self._connection.version is None:
                 continue
             if not self._connection.is_mid_frame:
@@ -141,7 +143,7 @@ class Session:
             await anyio.wait_readable(hang_up.fileno())
         self._tasks.cancel_scope.cancel()
 
-    def _handle(self, event: ClientMessage | Rejection) -> None:
+    def _handle(self, event: ClientMessage | Rejection, n_bytes: int) -> None:
         match event:
             case Rejection(reply=ProtocolError(fatal=True) as reply):
                 self._break_off(reply)
@@ -159,7 +161,7 @@ class Session:
                 if event.fatal:
                     self._tasks.cancel_scope.cancel()
             case _:
-                self._requests.start(event)
+                self._requests.start(event, n_bytes)
 
     def _break_off(self, reply: ProtocolError) -> None:
         """Cancel the client's requests, tell it what it did wrong, and close.

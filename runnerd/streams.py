@@ -23,17 +23,7 @@ from runnerd_protocol.messages import (
 
 T = TypeVar("T")
 OnProgress = Callable[[PromptProgress], object]
-
-
-def take_callback(options: dict[str, object]) -> OnProgress | None:
-    """Take `on_progress` out of a generation's options, which then ask for progress."""
-    on_progress = options.pop("on_progress", None)
-    if on_progress is None:
-        return None
-    if not callable(on_progress):
-        raise TypeError("on_progress cannot be called")
-    options.setdefault("return_progress", True)
-    return on_progress
+"""Is called with each word on the prompt."""
 
 
 class ClientError(Exception):
@@ -61,15 +51,21 @@ class ConnectionLost(ClientError):
 
 
 class Mailbox:
-    """What has come for one request, and the way to wait for more."""
+    """What has come for one request, and the way to wait for more.
 
-    def __init__(self) -> None:
+    With `only_newest`, a `Status` that nobody has read gives way to the next.
+    """
+
+    def __init__(self, *, only_newest: bool = False) -> None:
+        self._only_newest = only_newest
         self._messages: deque[DaemonMessage] = deque()
         self._news: anyio.Event | None = None
         self._loss: str | None = None
 
     def put(self, message: DaemonMessage) -> None:
         """Add what has come."""
+        if self._only_newest and isinstance(message, Status):
+            self._messages.clear()
         self._messages.append(message)
         self._wake()
 

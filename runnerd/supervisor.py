@@ -139,10 +139,10 @@ class _Daemon:
         while runner.state in ("starting", "loading"):
             await runner.changed.wait()
             if self._on_load is not None:
-                self._on_load(runner.state, runner.load_phase, runner.load_fraction)
+                self._on_load(runner.state, runner.loading.phase, runner.loading.fraction)
             if runner.state == "loading":
                 now = anyio.current_time()
-                self._notifier.loading(runner.load_phase, runner.load_fraction, now)
+                self._notifier.loading(runner.loading.phase, runner.loading.fraction, now)
         if self._runner.state == "ready" and self._runner.engine is not None:
             limits = self._runner.engine.limits
             log.info(
@@ -200,7 +200,7 @@ class _Daemon:
 
     def _exit_now(self, cause: str) -> None:
         """End without waiting for anything: a native call may never return."""
-        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step_age_s, 1))
+        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step.age_s, 1))
         if self._bound is not None:
             self._bound.close()
         if self._before_kill is not None:

@@ -57,6 +57,7 @@ class ServerConnection:
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.version: int | None = None
+        self.event_bytes: list[int] = []
         self._order = Order()
         self._frames = FrameDecoder(max_frame_bytes)
 
@@ -84,8 +85,10 @@ class ServerConnection:
         """Return what the client has said, in order. A cancel of nothing is left out.
 
         After a fatal rejection, or the client's own fatal `ProtocolError`, nothing is read.
+        `event_bytes` are then the payload bytes of each of these events.
         """
         events: list[ClientMessage | Rejection] = []
+        self.event_bytes = []
         oversized: FrameTooLarge | None = None
         try:
             payloads = [] if self.state == "closed" else self._frames.feed(data)
@@ -95,11 +98,13 @@ class ServerConnection:
             event = self._read(payload)
             if event is not None:
                 events.append(event)
+                self.event_bytes.append(len(payload))
             if self.state == "closed":
                 return events
         if oversized is not None:
             details: Details = {"declared": oversized.declared, "limit": oversized.limit}
             events.append(self._end("frame_too_large", str(oversized), details))
+            self.event_bytes.append(0)
         return events
 
     def receive_eof(self) -> Rejection | None:

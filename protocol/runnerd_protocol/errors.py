@@ -92,7 +92,9 @@ FAILED_CODES: dict[FailedCode, CodeMeaning] = {
     "bad_grammar": CodeMeaning("client", False, "the grammar or schema cannot be compiled"),
     "unsupported": CodeMeaning("client", False, "the model that is loaded cannot do this"),
     "answer_too_large": CodeMeaning("client", False, "the answer does not fit into one frame"),
-    "overloaded": CodeMeaning("client", True, "the queue is full"),
+    "overloaded": CodeMeaning(
+        "client", True, "the queue is full, or the connection asks for too much at once"
+    ),
     "queue_timeout": CodeMeaning("client", True, "it was not begun in the time that it could wait"),
     "cancelled": CodeMeaning("client", False, "its embeddings were no longer wanted"),
     "shutting_down": CodeMeaning("client", True, "the daemon is draining"),

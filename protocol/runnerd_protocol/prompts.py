@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+# More is refused before it is read: a frame of nothing but ids would take a third of a second.
+TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 
 FinishReason = Literal["stop", "stop_sequence", "length", "context", "timeout", "cancelled"]
 Pooling = Literal["model", "mean", "cls", "last"]
@@ -26,8 +28,8 @@ class TextPart(Message, frozen=True, tag="text"):
 class TokensPart(Message, frozen=True, tag="tokens"):
     """Token ids, taken as they are."""
 
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 Part = TextPart | TokensPart
-Prompt = str | list[Part]
+Prompt = str | Annotated[list[Part], Meta(max_length=4096)]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from runnerd_protocol.prompts import Message, Pooling, Prompt, RequestId, TokenId
+from runnerd_protocol.prompts import Message, Pooling, Prompt, RequestId, TokenId, TokenIds
 
 StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -113,7 +113,7 @@ class Detokenize(Message, frozen=True, tag="detokenize"):
     """Turn token ids into text; bytes that are no character become U+FFFD."""
 
     request_id: RequestId
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -58,10 +58,16 @@ class Status(Message, frozen=True, tag="status"):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     sampling_s: float = 0.0
+    n_embeds: int = 0
+    n_embeds_failed: int = 0
 
 
 class Model(Message, frozen=True, tag="model"):
-    """What is loaded. `chat_template` is the model's own Jinja text, empty if it has none."""
+    """What is loaded. `chat_template` is the model's own Jinja text, empty if it has none.
+
+    `bos_token` and `eos_token` are what it means by that. The daemon puts `bos_token` before a
+    prompt only where `adds_bos` is set.
+    """
 
     request_id: RequestId
     name: str
@@ -80,6 +86,7 @@ class Model(Message, frozen=True, tag="model"):
     n_embed: int = 0
     poolings: list[Pooling] = []
     eos_token: int | None = None
+    adds_bos: bool = True
 
 
 class ProtocolError(Message, frozen=True, tag="protocol_error"):

@@ -5,14 +5,14 @@ import sys
 import msgspec
 import typer
 
-from runnerd.client import Client, Completion
+from runnerd.client import Client, Completion, GenerateOptions
 from runnerd.harmless import harmless
 from runnerd.results import completion_of
 from runnerd_protocol.messages import Delta, Finished, Prompt
 
 
 async def stream_answer(
-    client: Client, prompt: Prompt, options: dict[str, object], *, quiet: bool
+    client: Client, prompt: Prompt, options: GenerateOptions, *, quiet: bool
 ) -> Completion:
     """Write the text to stdout as it comes, unless `quiet`; of several texts each as a whole."""
     deltas: list[Delta] = []

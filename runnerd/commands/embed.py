@@ -48,10 +48,12 @@ def embed(
     if (socket is None) == (model is None):
         raise CommandFailed("give either --socket or --model", USAGE)
     inputs = _read_texts(texts)
+    if not inputs:  # no daemon has to be asked for nothing
+        return
 
     async def run() -> None:
         chosen: Pooling = pooling
-        async with any_daemon(socket, model, engine, verbose=False) as client:
+        async with any_daemon(socket, model, engine) as client:
             vectors = await client.embed(
                 inputs, pooling=chosen, normalize=not raw, truncate=truncate
             )

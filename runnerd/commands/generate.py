@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import anyio
 import typer
 
+from runnerd.client import GenerateOptions
 from runnerd.commands.answer import stream_answer, write_json, write_summary
 from runnerd.commands.failure import (
     NO_INPUT,
@@ -17,6 +18,17 @@ from runnerd.commands.failure import (
 )
 from runnerd.commands.private import any_daemon, chat_prompt
 from runnerd_protocol.messages import Adapter, Prompt
+
+
+def _number(what: str, low: float, high: float) -> object:
+    """Return an option for a number in these bounds; typer's own would let NaN look negative."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not low <= value <= high:  # NaN is not
+            raise typer.BadParameter(f"{value:g} is not between {low:g} and {high:g}")
+        return value
+
+    return typer.Option(help=what, callback=check, metavar=f"{low:g}..{high:g}")
 
 
 def generate(
@@ -37,19 +49,19 @@ def generate(
     system: Annotated[str, typer.Option(help="A system message before it.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Generate at most so many.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0: always the likeliest token.")
+        float | None, _number("0: always the likeliest token.", 0.0, 100.0)
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=0, help="Out of the likeliest k; 0: of all.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Out of the likeliest, up to this sum.")
+        float | None, _number("Out of the likeliest, up to this sum.", 0.0, 1.0)
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="None below this share of the likeliest.")
+        float | None, _number("None below this share of the likeliest.", 0.0, 1.0)
     ] = None,
     repeat_penalty: Annotated[
-        float | None, typer.Option(min=0.01, help="Above 1: fewer repetitions.")
+        float | None, _number("Above 1: fewer repetitions.", 0.01, 100.0)
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
     stop: Annotated[
@@ -73,10 +85,12 @@ def generate(
             help="Apply a LoRA adapter of the daemon; may be repeated.", metavar="NAME[=SCALE]"
         ),
     ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, max=64, help="So many completions.")] = 1,
-    timeout: Annotated[
-        float | None, typer.Option(help="End after so many seconds.", metavar="S")
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(help="Load it into the private daemon; may be repeated.", metavar="NAME=PATH"),
     ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, max=64, help="So many completions.")] = 1,
+    timeout: Annotated[float | None, _number("End after so many seconds.", 0.001, 86400.0)] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Usage and timings to stderr.")
     ] = False,
@@ -89,14 +103,21 @@ def generate(
     With --json, stdout gets one object: the fields of the protocol's `Finished`, and `text`. With
     --n above 1 there is no stream either: each text as a whole, with its number before it.
 
-    Exit status: 0 complete, 1 the daemon could not serve the request (stderr says its code),
-    64 usage, 66 a file cannot be read, 69 nobody listens or the connection broke; of a private
-    daemon, its own.
+    Exit status: 0 complete, 1 the daemon could not serve the request (stderr says its code) or
+    the time was over before the first token, 64 usage, 65 with --chat: the model's template cannot
+    render the messages, 66 a file cannot be read, 69 nobody listens or the connection broke; of a
+    private daemon, its own.
     """
     if (socket is None) == (model is None):
         raise CommandFailed("give either --socket or --model", USAGE)
     if system and not chat:
         raise CommandFailed("--system goes with --chat", USAGE)
+    if lora and model is None:
+        raise CommandFailed(
+            "--lora goes with --model: a daemon has what it was started with", USAGE
+        )
+    if adapter and model is not None and not lora:
+        raise CommandFailed("--adapter needs --lora NAME=PATH, for a daemon on --model", USAGE)
     if grammar and json_schema:
         raise CommandFailed("give either --grammar or --json-schema", USAGE)
     given = {
@@ -112,21 +133,26 @@ def generate(
         "json_schema": _read_file(json_schema),
         "adapters": [_adapter(each) for each in adapter or ()] or None,
         "timeout_s": timeout,
+        "n": n,
+        "truncate": truncate,
+        "shift": shift,
     }
-    options: dict[str, object] = {k: v for k, v in given.items() if v is not None}
+    # Their types are those of the parameters above.
+    options = cast("GenerateOptions", {k: v for k, v in given.items() if v is not None})
     text = _read_prompt(prompt)
 
     async def run() -> None:
-        async with any_daemon(socket, model, engine, verbose=verbose) as client:
+        async with any_daemon(socket, model, engine, verbose=verbose, lora=lora or ()) as client:
             asked: Prompt = await chat_prompt(client, text, system) if chat else text
-            asking = {**options, "n": n, "truncate": truncate, "shift": shift}
-            done = await stream_answer(client, asked, asking, quiet=json)
+            done = await stream_answer(client, asked, options, quiet=json)
         if json:
             write_json(done)
         if verbose:
             write_summary(done.finished)
         if done.finished.reason == "cancelled":  # not by us: the text is incomplete
             raise CommandFailed("cancelled: the daemon is shutting down", REQUEST_FAILED)
+        if done.finished.reason == "timeout" and not done.finished.n_generated:
+            raise CommandFailed(f"no token came within {timeout} s", REQUEST_FAILED)
 
     with translated():
         anyio.run(run)

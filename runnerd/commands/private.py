@@ -1,6 +1,6 @@
 """A daemon for one command alone, and chat prompts for whatever daemon there is."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -15,20 +15,29 @@ from runnerd_protocol.messages import Prompt
 
 
 def private_daemon(
-    model: str, engine: str, *, slots: int, verbose: bool
+    model: str, engine: str, *, slots: int, verbose: bool, lora: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Child]:
     """Start a daemon that ends with the block; with `verbose` its warnings go to stderr."""
     return launch(
         model if engine == "reference" else resolve_model(model),
         slots=slots,
-        options=(f"--engine={engine}", "--log-level=warning"),
+        options=(
+            f"--engine={engine}",
+            "--log-level=warning",
+            *(f"--lora={adapter}" for adapter in lora),
+        ),
         on_line=_echo if verbose else None,
     )
 
 
 @asynccontextmanager
 async def any_daemon(
-    socket: Path | None, model: str | None, engine: str, *, verbose: bool
+    socket: Path | None,
+    model: str | None,
+    engine: str,
+    *,
+    verbose: bool = False,
+    lora: Sequence[str] = (),
 ) -> AsyncIterator[Client]:
     """Connect to the daemon at a socket, or else to one of our own on the model, when ready."""
     if socket is not None:
@@ -37,7 +46,7 @@ async def any_daemon(
         return
     assert model is not None
     with LoadBar() as bar:
-        async with private_daemon(model, engine, slots=1, verbose=verbose) as child:
+        async with private_daemon(model, engine, slots=1, verbose=verbose, lora=lora) as child:
             await child.ready(bar.show_status)
             yield child.client
 

@@ -7,7 +7,7 @@ import typer
 
 from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.config import Config, check_config
-from runnerd.engine.base import EngineConfig
+from runnerd.engine.base import EngineConfig, KVType
 from runnerd.models import resolve_model
 
 
@@ -45,22 +45,42 @@ def serve(
     flash_attn: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Flash attention.")
     ] = "auto",
+    kv_type: Annotated[
+        KVType,
+        typer.Option(
+            help="Numbers of the KV cache. q8_0 takes half the memory, q4_0 a quarter; they need"
+            " flash attention, and lose precision with each context shift, q4_0 a lot."
+        ),
+    ] = "f16",
     swa_full: Annotated[
         bool,
         typer.Option("--swa-full", help="Sliding-window layers keep every position: more memory."),
     ] = False,
     lora: Annotated[
         list[str] | None,
-        typer.Option(help="A LoRA adapter that requests may name.", metavar="NAME=PATH"),
+        typer.Option(
+            help="A LoRA adapter that requests may name; may be given again.", metavar="NAME=PATH"
+        ),
     ] = None,
     embed_max: Annotated[
-        int, typer.Option(help="Tokens of the longest input of an embedding; 0: as --ubatch.")
+        int,
+        typer.Option(
+            help="Tokens of the longest input of an embedding; 0: as --ubatch. Each takes memory"
+            " for two rows of logits, and generations wait for an input that has begun."
+        ),
     ] = 0,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     max_connections: Annotated[int, typer.Option(help="Clients at the same time.")] = 256,
     target_itl_ms: Annotated[
         float, typer.Option(help="Gap between tokens that prompts must not push beyond.")
     ] = 100.0,
+    checkpoint_mib: Annotated[
+        int,
+        typer.Option(
+            help="Memory for going back in models with sliding windows or a recurrent state.",
+            metavar="MIB",
+        ),
+    ] = 256,
     drain: Annotated[
         float, typer.Option(help="Seconds for running requests when told to stop.", metavar="S")
     ] = 30.0,
@@ -97,6 +117,7 @@ def serve(
             n_threads=threads,
             kv=kv,
             flash_attn=flash_attn,
+            kv_type=kv_type,
             swa_full=swa_full,
             adapters=tuple(map(_adapter, lora or ())),
             n_embed=embed_max,
@@ -106,6 +127,7 @@ def serve(
         max_queue=max_queue,
         max_connections=max_connections,
         target_itl_ms=target_itl_ms,
+        checkpoint_mib=checkpoint_mib,
         drain_s=drain,
         step_timeout_s=step_timeout,
     )

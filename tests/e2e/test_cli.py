@@ -43,6 +43,10 @@ def test_the_version_is_told() -> None:
         (["generate", "hi", "--socket=s", "--grammar=a", "--json-schema=b"], 64, "give either"),
         (["generate", "hi", "--socket=s", "--adapter=a=b"], 64, "the scale is no number"),
         (["generate", "hi", "--socket=s", "--n=0"], 64, "--n"),
+        (["generate", "hi", "--socket=s", "--temperature=nan"], 64, "nan is not between 0 and 100"),
+        (["generate", "hi", "--socket=s", "--timeout=0"], 64, "0 is not between 0.001 and"),
+        (["generate", "hi", "--socket=s", "--lora=a=b"], 64, "--lora goes with --model"),
+        (["generate", "hi", "--model=m", "--adapter=a"], 64, "--adapter needs --lora"),
         (["status", "--socket=s", "--prometheus", "--json"], 64, "--prometheus goes with neither"),
         (["serve", "", REFERENCE, "--socket=s", "--lora=a"], 64, "--lora a is not NAME=PATH"),
         (["serve", "", REFERENCE, "--socket=s", "--lora=a="], 78, "lora a has no path"),
@@ -125,6 +129,24 @@ def test_an_unknown_adapter_is_refused_with_the_names_that_there_are(socket_path
     ended = run("generate", "hello", f"--socket={socket_path}", "--adapter=tone=0.5")
     assert ended.code == 1
     assert "adapters[0].name is tone" in ended.err
+
+
+def test_a_private_daemon_loads_the_adapters_that_it_is_given(tmp_path: Path) -> None:
+    options = ("--model=layers=1", REFERENCE, "--max-tokens=3", "--json")
+    ended = run("generate", "hi", *options, f"--lora=tone={tmp_path}", "--adapter=tone=0.5")
+    assert json.loads(ended.out)["n_generated"] == 3
+
+
+def test_a_time_that_is_over_before_the_first_token_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "slow"
+    with serving(path, "layers=0,step_ms=300"):
+        ended = run("generate", "x" * 40, f"--socket={path}", "--timeout=0.05")
+    assert (ended.code, ended.err) == (1, "runnerd: no token came within 0.05 s\n")
+
+
+def test_no_texts_are_embedded_to_nothing(socket_path: str) -> None:
+    ended = run("embed", "-", f"--socket={socket_path}")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
 def test_a_chat_prompt_is_rendered_by_the_models_template(socket_path: str) -> None:

@@ -59,7 +59,7 @@ async def test_a_short_prompt_is_answered_before_a_long_one_is_read() -> None:
 
 
 @pytest.mark.parametrize("priority", ["normal", "low"])
-async def test_one_among_a_steady_crowd_is_served(priority: str) -> None:
+async def test_one_among_a_steady_crowd_is_served(priority: Priority) -> None:
     """The crowd shares a prefix that is cached, and is never less than the slots and the queue."""
     async with (
         running_daemon("layers=1,dim=16,end_bias=-100", n_slots=2) as daemon,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from runnerd.client import RequestFailed, connect
 from runnerd_protocol.messages import Accepted, Cancel, Delta, Finished, Generate
 from tests.daemon import PATIENCE_S, Daemon, RawClient, raw_client, running_daemon
-from tests.e2e.asking import GREEDY, IMPATIENCE_S, ask
+from tests.e2e.asking import GREEDY, IMPATIENCE_S, ask, loosely
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_whoever_leaves_amid_its_prompt_stops_the_step_and_spoils_nothing(
     ):
         await client.send(Generate(1, PROMPT, max_tokens=8, temperature=0.0))
         await client.receive_a(Accepted)
-        await daemon.until(lambda: daemon.runner.step_age_s > 0)
+        await daemon.until(lambda: daemon.runner.step.age_s > 0)
         left_at = monotonic()
         await leave(client)
         if leave is by_cancel:
@@ -172,7 +172,7 @@ async def test_who_waits_too_long_is_told_with_numbers_and_never_runs(
         async with client.generate("hold", shift=True) as running:
             await anext(running)
             with pytest.raises(RequestFailed) as caught:
-                await client.complete("late", **{field: 0.1})
+                await client.complete("late", **loosely({field: 0.1}))
             failed = caught.value.failed
             assert (failed.code, failed.retryable) == ("queue_timeout", True)
             assert failed.details["n_ahead"] is not None

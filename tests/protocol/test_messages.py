@@ -86,6 +86,7 @@ def test_a_number_may_be_as_large_and_as_small_as_its_bounds(name: str) -> None:
         ({"logit_bias": dict.fromkeys(range(4097), 0)}, "logit_bias", None, None),
         ({"adapters": [{"name": ""}]}, "adapters[0].name", "''", "str of length >= 1"),
         ({"dry_breakers": ["\n", ""]}, "dry_breakers[1]", "''", "str of length >= 1"),
+        ({"dry_breakers": ["x"] * 9}, "dry_breakers", None, None),
         ({"priority": "urgent"}, "priority", "'urgent'", "a known value"),
         ({"repeat_penalty": 5e-324}, "repeat_penalty", "5e-324", "float >= 0.01"),
     ],

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from runnerd.blocking import BlockingClient
-from runnerd.client import CannotConnect, ChatMessage, ConnectionLost, RequestFailed
+from runnerd.client import (
+    CannotConnect,
+    ChatMessage,
+    ClientError,
+    ConnectionLost,
+    RequestFailed,
+)
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import PromptProgress, Welcome
 from tests.processes import PATIENCE_S, serving
@@ -132,3 +138,45 @@ def test_leaving_the_client_ends_what_another_thread_waits_for(tmp_path: Path) -
         with pytest.raises(ConnectionLost, match="closed here"):
             status.result(PATIENCE_S)
         daemon.result(PATIENCE_S)
+
+
+def test_calls_outside_of_the_block_say_so(socket_path: Path) -> None:
+    client = BlockingClient(socket_path)
+    with pytest.raises(ClientError, match="`with` block"):
+        client.status()
+    with client:
+        stream = client.generate("hello", shift=True)
+        next(stream)
+        with pytest.raises(ClientError, match="entered already"):
+            client.__enter__()
+    for call in (client.status, client.model, lambda: client.generate("x"), client.subscribe):
+        with pytest.raises(ClientError, match="`with` block"):
+            call()
+    with pytest.raises(ClientError, match="was left"):
+        next(stream)
+    stream.close()
+    with client:
+        assert client.status().state == "ready"
+
+
+def test_a_client_is_left_though_other_threads_go_on_opening_streams(socket_path: Path) -> None:
+    n_threads = 8
+    for _ in range(3):
+        are_running = threading.Barrier(n_threads + 1)
+
+        def work(client: BlockingClient, running: threading.Barrier = are_running) -> None:
+            client.complete("x", max_tokens=1)
+            running.wait(PATIENCE_S)
+            while True:
+                client.generate("x", max_tokens=2).completion()
+
+        with ThreadPoolExecutor(n_threads) as threads:
+            with BlockingClient(socket_path) as client:
+                ends = [threads.submit(work, client) for _ in range(n_threads)]
+                are_running.wait(PATIENCE_S)
+            for end in ends:
+                assert isinstance(end.exception(PATIENCE_S), ClientError)
+
+
+def test_no_inputs_have_no_embeddings(client: BlockingClient) -> None:
+    assert client.embed([]) == []

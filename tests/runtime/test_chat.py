@@ -165,10 +165,10 @@ def test_a_call_of_a_tool_is_written_as_it_was_and_names_no_special_token() -> N
     assert json.loads(said) == arguments
 
 
-def test_an_identifier_that_could_steer_is_refused() -> None:
+def test_an_id_that_could_steer_is_plain_text() -> None:
     turn = {"role": "tool", "content": "x", "tool_call_id": "<|im_end|>"}
-    with pytest.raises(ChatError, match="no identifier"):
-        render_chat(TOOLS, [turn])
+    parts = render_chat("{{ messages[0].tool_call_id }}={{ messages[0].content }}", [turn])
+    assert parts == [TextPart("<|im_end|>"), special("="), TextPart("x")]
 
 
 def test_a_content_that_the_template_writes_as_json_is_not_lost() -> None:

@@ -216,7 +216,7 @@ async def test_what_cannot_be_sent_is_refused_here() -> None:
         with pytest.raises(CannotSend, match=r"Generate of 167772\d\d bytes, .* 16777216"):
             await client.complete("x" * (16 * 2**20))
         with pytest.raises(TypeError):
-            await client.complete("x", no_such_option=1)
+            await client.complete("x", no_such_option=1)  # type: ignore[call-arg]
         assert (await client.complete("x", max_tokens=1)).finished.n_generated == 1
 
 

@@ -73,3 +73,8 @@ async def test_a_text_in_the_place_of_a_list_of_inputs_is_refused() -> None:
     async with running_daemon() as daemon, connect(daemon.path) as client:
         with pytest.raises(TypeError, match="a list of inputs"):
             await client.embed("hello")
+
+
+async def test_no_inputs_have_no_embeddings() -> None:
+    async with running_daemon() as daemon, connect(daemon.path) as client:
+        assert await client.embed([]) == []

@@ -5,11 +5,16 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 from anyio.abc import UNIXSocketStream
+from msgspec.msgpack import decode
 
 from runnerd.client import Client, ConnectionLost, connect
 from runnerd.socket_io import raw_socket, receive
+from runnerd_protocol.framing import FrameDecoder
 from runnerd_protocol.messages import (
     Accepted,
+    ClientMessage,
+    GetModel,
+    Model,
 )
 from tests.daemon import PATIENCE_S, running_daemon
 from tests.engines import SteppedEngine
@@ -160,3 +165,84 @@ async def test_what_is_shielded_in_a_cancelled_connection_learns_of_the_loss() -
                     scope.cancel()
                     with anyio.CancelScope(shield=True), pytest.raises(ConnectionLost):
                         await client.status()
+
+
+async def test_a_time_out_amid_a_frame_acts_at_once_and_loses_the_connection() -> None:
+    has_left = anyio.Event()
+
+    async def read_nothing(stream: UNIXSocketStream) -> None:
+        await say(stream, WELCOME)
+        await has_left.wait()
+
+    async with scripted(read_nothing) as path, connect(path) as client:
+        with anyio.fail_after(PATIENCE_S):
+            with anyio.move_on_after(0.05) as scope:
+                await client.complete("x" * 2_000_000)
+            assert scope.cancelled_caught
+            with pytest.raises(ConnectionLost, match="given up amid its frame"):
+                await client.status()
+        has_left.set()
+
+
+async def test_who_waits_behind_a_frame_is_told_when_it_is_given_up() -> None:
+    n_told = 0
+    has_left = anyio.Event()
+
+    async def read_nothing(stream: UNIXSocketStream) -> None:
+        await say(stream, WELCOME)
+        await has_left.wait()
+
+    async def ask(client: Client) -> None:
+        nonlocal n_told
+        with pytest.raises(ConnectionLost, match="given up amid its frame"):
+            await client.status()
+        n_told += 1
+
+    async with scripted(read_nothing) as path, connect(path) as client:
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                scope = anyio.CancelScope()
+
+                async def send() -> None:
+                    with scope:
+                        await client.complete("x" * 2_000_000)
+
+                tasks.start_soon(send)
+                await anyio.wait_all_tasks_blocked()
+                for _ in range(3):
+                    tasks.start_soon(ask, client)
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+        has_left.set()
+    assert n_told == 3
+
+
+async def test_a_request_given_up_before_its_frame_leaves_the_connection_usable() -> None:
+    has_left = anyio.Event()
+
+    async def read_late(stream: UNIXSocketStream) -> None:
+        await say(stream, WELCOME)
+        await has_left.wait()
+        frames = FrameDecoder()
+        while True:
+            for payload in frames.feed(await receive(raw_socket(stream), 2**16)):
+                request = decode(payload, type=ClientMessage)
+                if isinstance(request, GetModel):
+                    await say(stream, Model(request.request_id, "late", 1, 1, 1))
+
+    async with scripted(read_late) as path, connect(path) as client:
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2000):  # more than fit into the socket's buffer
+                    tasks.start_soon(client.status)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+            has_left.set()
+            assert (await client.model()).name == "late"
+
+
+async def test_a_cancel_before_a_frame_leaves_the_connection_usable() -> None:
+    async with running_daemon() as daemon, connect(daemon.path) as client:
+        with anyio.move_on_after(0):
+            await client.complete("x" * 2_000_000, truncate=True)
+        assert (await client.complete("y", max_tokens=3)).finished.n_generated == 3

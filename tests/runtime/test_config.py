@@ -33,6 +33,7 @@ def test_the_defaults_are_good() -> None:
         ("batch", {"n_slots": 9, "n_batch": 8, "n_ubatch": 8}),
         ("ctx", {"n_ctx": 1}),
         ("ctx-total", {"n_ctx": 100, "n_cells": 99}),
+        ("ctx-total 401", {"n_ctx": 100, "n_slots": 4, "n_cells": 401}),
         ("ctx-total", {"n_cells": 1}),
         ("ctx-total", {"n_cells": -1}),
         ("embed-max", {"n_embed": -1}),
@@ -51,6 +52,7 @@ def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, i
         ("max-connections", {"max_connections": 0}),
         ("target-itl-ms", {"target_itl_ms": NAN}),
         ("target-itl-ms", {"target_itl_ms": 0}),
+        ("checkpoint-mib", {"checkpoint_mib": -1}),
         ("drain", {"drain_s": -1}),
         ("drain", {"drain_s": NAN}),
         ("step-timeout", {"step_timeout_s": 0}),
@@ -101,6 +103,12 @@ def test_an_adapter_that_cannot_be_named_is_refused(
 def test_adapters_with_names_of_their_own_are_good() -> None:
     engine = replace(GOOD.engine, adapters=(("tone", "a.gguf"), ("style", "a.gguf")))
     check_config(replace(GOOD, engine=engine))
+
+
+def test_a_kv_type_that_needs_flash_attention_is_refused_without_it() -> None:
+    engine = replace(GOOD.engine, kv_type="q8_0", flash_attn="off")
+    with pytest.raises(ConfigError, match=r"kv-type q8_0.*flash-attn is off"):
+        check_config(replace(GOOD, engine=engine))
 
 
 def test_there_must_be_something_to_serve_on() -> None:

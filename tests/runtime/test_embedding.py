@@ -18,7 +18,7 @@ from runnerd.embed_request import _packed
 from runnerd.embedding import FIRST_ROWS, Embeddings, PassBudget
 from runnerd.engine.base import Decoded, EngineConfig, LoadProgress, Pooling, Vectors
 from runnerd.engine.reference import ReferenceEngine, parse_options
-from runnerd.errors import BadModel, EngineFailed
+from runnerd.errors import BadModel, DecodeAborted, EngineFailed
 from runnerd_protocol import messages as wire
 from runnerd_protocol.messages import Cancel, Embed, Failed, Prompt, TokensPart
 from tests.daemon import PATIENCE_S, Daemon, raw_client, running_daemon
@@ -29,8 +29,9 @@ def test_a_pass_beside_generation_takes_about_as_long_as_a_step_should() -> None
     budget = PassBudget(0.05)
     one = Pass("mean", (), ((7,) * 100,))
     assert budget.n_rows == FIRST_ROWS
-    budget.observe(one, 9.0)  # makes the context
-    assert budget.n_rows == FIRST_ROWS
+    for pooling in ("mean", "last", "mean"):  # each makes a context
+        budget.observe(Pass(pooling, (), one.inputs), 9.0)
+        assert budget.n_rows == FIRST_ROWS
     budget.observe(one, 0.1)
     assert budget.n_rows == pytest.approx(50, abs=1)
     for _ in range(50):
@@ -54,12 +55,17 @@ def test_vectors_are_sent_with_length_one_and_a_zero_stays_zero() -> None:
 
 
 class PassEngine(ReferenceEngine):
-    """Keeps a list of its calls; a pass waits at the gate while that is shut, or fails."""
+    """Keeps a list of its calls; a pass waits at the gate while that is shut, or fails.
+
+    With `stops` one that waits there can be stopped.
+    """
 
     def __init__(self, config: EngineConfig, progress: LoadProgress) -> None:
         super().__init__(config, parse_options(config.model), progress)
         self.calls: list[str] = []
         self.error: EngineFailed | None = None
+        self.stops = False
+        self._is_stopped = False
         self._arrived = threading.Semaphore(0)
         self._may_pass = threading.Event()
         self._may_pass.set()
@@ -72,9 +78,19 @@ class PassEngine(ReferenceEngine):
         self.calls.append("pass")
         self._arrived.release()
         self._may_pass.wait()
+        if self._is_stopped:
+            self.calls.append("stop")
+            raise DecodeAborted(())
         if self.error is not None:
             raise self.error
         return super().embed(inputs, pooling)
+
+    def set_abort(self, wanted: bool, /) -> None:
+        super().set_abort(wanted)
+        if self.stops:
+            self._is_stopped = wanted
+        if self.stops and wanted:
+            self.open()
 
     def shut(self) -> None:
         """Let passes wait from now on."""
@@ -190,6 +206,48 @@ async def test_the_end_of_a_drain_ends_what_is_left() -> None:
         daemon.runner.cancel_all()
         failed = await client.receive_a(Failed)
         assert (failed.code, failed.retryable) == ("shutting_down", True)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", ["cancelled", "gone", "drained"])
+async def test_a_pass_that_nobody_waits_for_is_stopped(way: str) -> None:
+    async with running_daemon(load=PassEngine) as daemon, connect(daemon.path) as other:
+        engine = daemon.engine_as(PassEngine)
+        engine.stops = True
+        engine.shut()
+        async with raw_client(daemon) as client:
+            await client.send(Embed(1, ["long"]))
+            await engine.at_pass()
+            match way:
+                case "cancelled":
+                    await client.send(Cancel(1))
+                case "drained":
+                    daemon.runner.stop()
+                    daemon.runner.cancel_all()
+            if way != "gone":
+                await client.receive_a(Failed)
+        if way == "drained":
+            with anyio.fail_after(PATIENCE_S):
+                await daemon.has_ended.wait()
+        else:
+            assert len(await other.embed(["after"])) == 1
+        assert engine.calls[:2] == ["pass", "stop"]
+        assert engine.calls.count("stop") == 1
+
+
+@pytest.mark.anyio
+async def test_a_pass_that_somebody_waits_for_is_not_stopped() -> None:
+    async with running_daemon(load=PassEngine) as daemon, raw_client(daemon) as client:
+        engine = daemon.engine_as(PassEngine)
+        engine.stops = True
+        engine.shut()
+        await client.send(Embed(1, ["of one"]), Embed(2, ["of another"]))
+        await engine.at_pass()
+        await client.send(Cancel(1))
+        assert (await client.receive_a(Failed)).request_id == 1
+        engine.open()
+        assert (await client.receive_a(wire.Embeddings)).request_id == 2
+        assert engine.calls == ["pass"]
 
 
 # --- requests ------------------------------------------------------------------------------
@@ -310,3 +368,13 @@ async def test_a_client_that_reads_nothing_is_worked_for_only_so_far() -> None:
             before = daemon.runner.figures.n_embedded + 64
             await client.embed(["y"] * 64)
         assert daemon.runner.figures.n_embedded < 30_000
+
+
+@pytest.mark.anyio
+async def test_requests_for_embeddings_and_their_failures_are_counted() -> None:
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        await client.send(Embed(1, ["x"]), Embed(2, []))
+        await client.receive_a(Failed, 2)
+        await daemon.until(lambda: daemon.runner.places.n_waiting == 0)
+        figures = daemon.runner.figures
+        assert (figures.n_embeds, figures.n_embeds_failed) == (2, 1)

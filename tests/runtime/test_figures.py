@@ -52,3 +52,10 @@ def test_cancels_and_timeouts_are_counted_apart() -> None:
     for ending in endings:
         figures.count_end(sequence, ending, 1.0)
     assert (figures.n_cancelled, figures.n_timed_out) == (1, 2)
+
+
+def test_completions_that_were_not_begun_count_each() -> None:
+    figures = Figures(started_at=0.0)
+    figures.count_unbegun(3, "cancelled", 2.0)
+    figures.count_unbegun(2, "timeout", 1.0)
+    assert (figures.n_cancelled, figures.n_timed_out, figures.queue_s) == (3, 2, 8.0)

@@ -1,6 +1,7 @@
 """What a generation lives through beside its text: several completions, grammars, adapters."""
 
 import threading
+from typing import Any
 
 import anyio
 import pytest
@@ -265,7 +266,7 @@ async def test_adapters_change_the_text_and_the_model_names_them() -> None:
         connect(daemon.path) as client,
     ):
         assert (await client.model()).adapters == ["style", "tone"]
-        greedy = {"temperature": 0.0, "max_tokens": 40}
+        greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40}
         plain = await client.complete("Once", **greedy)
         off = await client.complete("Once", adapters={"tone": 0.0}, **greedy)
         on = await client.complete("Once", adapters={"tone": 4.0}, **greedy)
@@ -274,3 +275,57 @@ async def test_adapters_change_the_text_and_the_model_names_them() -> None:
     assert off.text == plain.text
     assert on.text != plain.text
     assert again.text == on.text
+
+
+# --- ends before the beginning ------------------------------------------------------------------
+
+
+async def test_a_cancel_in_preparation_answers_for_every_completion_and_counts_each() -> None:
+    async with running_daemon(load=SlowGrammars) as daemon, raw_client(daemon) as client:
+        engine = daemon.engine
+        assert isinstance(engine, SlowGrammars)
+        await client.send(Generate(1, "x", n=3, seed=2**32 - 3, grammar='root ::= "a"'))
+        await to_thread.run_sync(engine.started.wait)
+        await client.send(Cancel(1))
+        engine.may_end.set()
+        done = await client.receive_a(Finished)
+        assert [choice.reason for choice in done.choices] == ["cancelled"] * 3
+        assert [choice.seed for choice in done.choices] == [2**32 - 3, 2**32 - 2, 0]
+        assert all(choice.timings.total_ms > 0.0 for choice in done.choices)
+        assert done.timings == done.choices[0].timings
+        await client.send(GetStatus(2))
+        status = await client.receive_a(Status)
+        assert (status.n_requests, status.n_cancelled, status.n_timed_out) == (1, 3, 0)
+
+
+async def test_a_queue_timeout_counts_each_completion_as_out_of_time_and_none_as_cancelled() -> (
+    None
+):
+    async with (
+        running_daemon(load=SteppedEngine, n_slots=1) as daemon,
+        raw_client(daemon) as client,
+    ):
+        engine = daemon.engine_as(SteppedEngine)
+        await client.send(Generate(1, "x", max_tokens=1))
+        await engine.at_step()
+        await client.send(Generate(2, "y", n=3, queue_timeout_s=0.05))
+        assert (await client.receive_a(Failed)).code == "queue_timeout"
+        await client.send(GetStatus(3))
+        status = await client.receive_a(Status)
+        assert (status.n_failed, status.n_cancelled, status.n_timed_out) == (1, 0, 3)
+        engine.let_all_go()
+
+
+async def test_nothing_watches_the_queue_for_a_generation_that_has_ended() -> None:
+    async with running_daemon(load=SteppedEngine, n_slots=1) as daemon:
+        engine = daemon.engine_as(SteppedEngine)
+        async with raw_client(daemon) as client:
+            await client.send(Generate(1, "x", max_tokens=1))
+            await engine.at_step()
+            await client.send(Generate(2, "y", return_progress=True))
+            await client.receive_a(Accepted, 2)
+            daemon.runner.give_up("no reason")
+            await client.receive_a(Failed, 2)
+            client.shut_down_sending()
+            await client.rest()
+        await daemon.until(lambda: daemon.server.n_connections == 0)

@@ -387,3 +387,20 @@ def test_after_a_traceback_lines_are_guessed_again() -> None:
     guess = LevelGuess()
     traceback = ["Traceback (most recent call last):", "  File x", "    y", "KeyError: 1"]
     assert [guess.of(text) for text in [*traceback, "llama: fine"]] == ["error"] * 4 + ["debug"]
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("graph_compute: ggml_backend_sched_graph_compute_async failed with error 1", "debug"),
+        ("graph_compute: ggml_backend_sched_graph_compute_async failed with error -1", "error"),
+        ("process_ubatch: failed to compute graph, compute status: 1", "debug"),
+        ("process_ubatch: failed to compute graph, compute status: -2", "error"),
+        ("llama_decode: failed to decode, ret = 2", "debug"),
+        ("llama_encode: failed to encode, ret = 2", "debug"),
+        ("llama_decode: failed to decode, ret = -3", "error"),
+        ("llama_decode: failed to decode, ret = 21", "error"),
+    ],
+)
+def test_a_pass_that_was_stopped_is_no_error(text: str, level: str) -> None:
+    assert LevelGuess().of(text) == level

@@ -10,6 +10,7 @@ from runnerd_protocol.messages import (
     Embeddings,
     Failed,
     Finished,
+    Model,
     PromptProgress,
     Status,
     Text,
@@ -191,13 +192,22 @@ async def test_the_writer_waits_for_mail_and_for_the_bell() -> None:
         (Tokens(1, [0] * 2**16), 1 + CROWDED_BYTES // (MESSAGE_BYTES + TOKEN_BYTES * 2**16)),
         (
             Embeddings(1, [bytes(2**16)] * 4, 2**14, [1] * 4),
+            1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18 + 4 * TOKEN_BYTES),
+        ),
+        (
+            Embeddings(1, [b""], 1, [1] * 2**12),
+            1 + CROWDED_BYTES // (MESSAGE_BYTES + TOKEN_BYTES * 2**12),
+        ),
+        (Text(1, "é" * 2**17), 1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18)),
+        (
+            Model(1, "m", 1, 1, 1, chat_template="x" * 2**18),
             1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18),
         ),
         (Text(1, "x" * 2**18), 1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18)),
     ],
 )
 async def test_a_crowd_of_answers_makes_the_reader_wait(
-    message: Failed | Tokens | Text | Embeddings, n_most: int
+    message: Failed | Tokens | Text | Embeddings | Model, n_most: int
 ) -> None:
     outbox = Outbox(4, Watcher())
     n_read = 0

@@ -1,5 +1,7 @@
 """Cancels at every stage of a request."""
 
+from typing import Any
+
 import pytest
 from anyio import to_thread
 
@@ -17,7 +19,7 @@ from tests.engines import GatedLoad, SlowTokenizer, SteppedEngine
 
 pytestmark = pytest.mark.anyio
 
-GREEDY = {"temperature": 0.0}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 
 async def test_a_cancel_in_prefill_leaves_the_rest_unevaluated() -> None:

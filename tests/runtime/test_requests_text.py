@@ -215,14 +215,15 @@ async def test_more_tokens_than_the_context_holds_are_refused_before_they_are_lo
         assert done.finished.n_truncated > 0
 
 
-async def test_a_crowd_of_empty_parts_is_gone_through_in_a_thread() -> None:
-    async with running_daemon(load=SlowTokenizer) as daemon, raw_client(daemon) as client:
-        engine = daemon.engine_as(SlowTokenizer)
-        await client.send(Tokenize(1, [TextPart("")] * 10_000))
-        await to_thread.run_sync(engine.started.wait)
-        await client.send(GetStatus(2))
-        await client.receive_a(Status)
-        engine.may_end.set()
+async def test_a_crowd_of_parts_or_of_ids_is_refused_before_it_is_read() -> None:
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        await client.send(Tokenize(1, [TextPart("")] * 4097))
+        await client.send(Tokenize(2, [TokensPart([65] * (2**20 + 1))]))
+        await client.send(Detokenize(3, [65] * (2**20 + 1)))
+        for request_id, field in ((1, "prompt"), (2, "prompt[0].tokens"), (3, "tokens")):
+            refused = await client.receive_a(Failed, request_id)
+            assert (refused.code, refused.details["field"]) == ("invalid_request", field)
+        await client.send(Tokenize(1, [TextPart("")] * 4096))
         await client.receive_a(Tokens, 1)
 
 

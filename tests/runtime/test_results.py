@@ -1,4 +1,4 @@
-from runnerd.results import completion_of
+from runnerd.results import Completion, completion_of
 from runnerd_protocol.messages import Choice, Delta, Finished, TokenLogprobs
 
 
@@ -34,3 +34,7 @@ def test_deltas_are_joined_by_completion() -> None:
 
 def test_a_completion_without_text_is_empty() -> None:
     assert completion_of([], Finished(1, "length")).text == ""
+
+
+def test_a_completion_without_choices_has_no_logprobs() -> None:
+    assert Completion("x", Finished(1, "stop")).logprobs == ()

@@ -1,38 +1,29 @@
-"""The decode loop, seen from its clients: sharing, order, faults, load and end."""
+"""The decode loop, seen from its clients: sharing, order, faults."""
 
 from contextlib import AsyncExitStack
 
 import anyio
 import pytest
 from anyio import to_thread
-from anyio.lowlevel import checkpoint
 
-from runnerd.client import Client, RequestFailed, connect
+from runnerd.client import Client, GenerateOptions, RequestFailed, connect
 from runnerd.config import Config
 from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import Options
-from runnerd.engine import open_engine
-from runnerd.engine.base import EngineConfig, LoadProgress
-from runnerd.engine.reference import ReferenceEngine, parse_options
-from runnerd.errors import BadModel, EngineBroken, LoadCancelled, LoadFailed
+from runnerd.engine.base import EngineConfig
+from runnerd.errors import EngineBroken
 from runnerd.runner import Runner
 from runnerd_protocol.messages import (
     Accepted,
-    Cancel,
-    Delta,
-    Detokenize,
     Failed,
     Finished,
     Generate,
-    GetModel,
     GetStatus,
     Status,
-    Tokenize,
-    Tokens,
 )
-from tests.daemon import PATIENCE_S, Daemon, RawClient, raw_client, running_daemon, started
-from tests.engines import GatedLoad, SlowTokenizer, SteppedEngine
+from tests.daemon import PATIENCE_S, Daemon, raw_client, running_daemon
+from tests.engines import SteppedEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +41,7 @@ async def hang(daemon: Daemon, client: Client, stack: AsyncExitStack) -> None:
 async def test_64_streams_at_once_equal_each_alone() -> None:
     n_streams = 64
 
-    def options(i: int) -> dict[str, object]:
+    def options(i: int) -> GenerateOptions:
         return {
             "max_tokens": 8 + i % 5,
             "temperature": (0.0, 0.9)[i % 2],
@@ -287,7 +278,7 @@ async def test_cancelling_the_runner_ends_it_though_streams_run() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(runner.run)
-            engine = await runner.loaded()
+            engine = await runner.vocabulary.loaded()
             assert isinstance(engine, SteppedEngine)
             runner.submit(Prompt((1, 2)), Options(shift=True), lambda e: ended.append(e.ending))
             await engine.at_step()
@@ -311,326 +302,9 @@ async def test_a_listener_that_fails_costs_nobody_else_the_end() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            engine = await runner.loaded()
+            engine = await runner.vocabulary.loaded()
             assert isinstance(engine, SteppedEngine)
             for listener in (fail, lambda e: ended.append(str(e.ending))):
                 runner.submit(Prompt((1, 2)), Options(max_tokens=1), listener)
             engine.let_all_go()
     assert ended == ["the decode loop has ended"]
-
-
-# --- load ---------------------------------------------------------------------------------------
-
-
-async def test_requests_come_in_during_the_load_and_are_served_after_it_in_order() -> None:
-    load = GatedLoad()
-    async with (
-        running_daemon(load=load, waits_for_load=False, n_slots=1) as daemon,
-        raw_client(daemon) as client,
-        raw_client(daemon) as other,
-    ):
-        await daemon.until(lambda: daemon.runner.load_fraction == 0.5)
-        for i in range(6):
-            await (client, other)[i % 2].send(Generate(i, "x", max_tokens=1))
-            accepted = await (client, other)[i % 2].receive_a(Accepted)
-            assert (accepted.state, accepted.load_fraction) == ("loading", 0.5)
-            assert accepted.n_ahead == max(0, i - 1)
-        await client.send(GetStatus(9))
-        status = await client.receive_a(Status)
-        assert (status.state, status.load_phase, status.n_waiting) == ("loading", "weights", 5)
-        order: list[int] = []
-
-        async def note_ends(side: RawClient) -> None:
-            for _ in range(3):
-                order.append((await side.receive_a(Finished)).request_id)
-
-        load.let_go()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(note_ends, client)
-            tasks.start_soon(note_ends, other)
-        assert order[0::2] == sorted(order[0::2])
-        assert sorted(order) == list(range(6))
-        await daemon.has_all_slots()
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [(BadModel("cut short"), "cut short"), (RuntimeError("a bug"), "internal error")],
-)
-async def test_a_failed_load_fails_whoever_waits_and_whoever_comes(
-    error: Exception, text: str
-) -> None:
-    load = GatedLoad(error)
-    async with (
-        running_daemon(load=load, waits_for_load=False) as daemon,
-        raw_client(daemon) as client,
-    ):
-        await client.send(Generate(1, "x"), Generate(2, "y"))
-        await client.receive_a(Accepted, 2)
-        load.let_go()
-        for _ in range(2):
-            failed = await client.receive_a(Failed)
-            assert failed.code == "load_failed"
-            assert text in failed.message
-        await daemon.has_ended.wait()
-        assert daemon.error is error
-        await client.send(Generate(3, "z"), GetStatus(4))
-        assert (await client.receive_a(Failed)).code == "load_failed"
-        assert (await client.receive_a(Status)).state == "failed"
-
-
-async def test_who_waited_for_the_load_is_not_passed_by_a_newcomer() -> None:
-    load = GatedLoad()
-    runner = Runner(Config(EngineConfig("layers=0", "reference")), load)
-    order: list[int] = []
-
-    async def wait(number: int) -> None:
-        await runner.loaded()
-        order.append(number)
-
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(runner.run)
-            async with anyio.create_task_group() as waiters:
-                for number in range(5):
-                    waiters.start_soon(wait, number)
-                    await anyio.wait_all_tasks_blocked()
-                load.let_go()
-                while not order:
-                    await checkpoint()
-                await wait(5)
-            runner.stop()
-        await runner.close()
-    assert order == [0, 1, 2, 3, 4, 5]
-
-
-async def test_an_engine_that_cannot_be_scheduled_fails_the_load() -> None:
-    runner = Runner(Config(EngineConfig("layers=0", "reference", n_ctx=1)), open_engine)
-    refused: list[str] = []
-
-    async def wait() -> None:
-        try:
-            await runner.loaded()
-        except LoadFailed as err:
-            refused.append(str(err))
-
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            with pytest.raises(AssertionError, match="one sequence alone"):
-                await runner.run()
-        await runner.close()
-    assert refused == ["the model could not be loaded: an internal error"]
-
-
-# --- the end ------------------------------------------------------------------------------------
-
-
-async def test_stopping_refuses_what_waits_and_finishes_what_runs() -> None:
-    async with (
-        running_daemon(load=SteppedEngine, n_slots=1) as daemon,
-        raw_client(daemon) as client,
-    ):
-        engine = daemon.engine_as(SteppedEngine)
-        await client.send(Generate(1, "x", max_tokens=5), Generate(2, "y"))
-        await engine.at_step()
-        daemon.runner.stop()
-        assert (await client.receive_a(Failed, 2)).code == "shutting_down"
-        await client.send(Generate(3, "z"), GetStatus(4))
-        failed = await client.receive_a(Failed, 3)
-        assert (failed.code, failed.retryable) == ("shutting_down", True)
-        assert (await client.receive_a(Status)).state == "draining"
-        engine.let_all_go()
-        finished = await client.receive_a(Finished)
-        assert (finished.reason, finished.n_generated) == ("length", 5)
-        with anyio.fail_after(PATIENCE_S):
-            await daemon.has_ended.wait()
-        assert daemon.error is None
-        assert daemon.runner.state == "stopped"
-
-
-async def test_stopping_during_the_load_refuses_whoever_waits_at_once() -> None:
-    load = GatedLoad()
-    async with (
-        running_daemon(load=load, waits_for_load=False) as daemon,
-        raw_client(daemon) as client,
-    ):
-        await client.send(Generate(1, "x"))
-        await client.receive_a(Accepted)
-        daemon.runner.stop()
-        assert (await client.receive_a(Failed)).code == "shutting_down"
-        load.let_go()
-        with anyio.fail_after(PATIENCE_S):
-            await daemon.has_ended.wait()
-
-
-async def test_a_load_that_looks_is_stopped_amid_its_phases() -> None:
-    config = Config(EngineConfig("layers=0", "reference"))
-    phases: list[str] = []
-
-    def load(engine: EngineConfig, progress: LoadProgress) -> ReferenceEngine:
-        def told(phase: str, fraction: float) -> bool:
-            phases.append(phase)
-            return progress(phase, fraction)
-
-        with pytest.raises(LoadCancelled):
-            ReferenceEngine(engine, parse_options(engine.model), told)
-        raise LoadCancelled("as told")
-
-    runner = Runner(config, load)
-    runner.stop()
-    with pytest.raises(LoadCancelled):
-        await runner.run()
-    assert set(phases) == {"open"}
-    assert runner.state == "stopped"
-
-
-async def test_after_the_drain_everybody_is_cancelled_with_the_text_so_far() -> None:
-    async with (
-        running_daemon(load=SteppedEngine) as daemon,
-        raw_client(daemon) as client,
-    ):
-        engine = daemon.engine_as(SteppedEngine)
-        await client.send(Generate(1, "x"), Generate(2, "y"))
-        await engine.at_step()
-        await engine.step(3)
-        daemon.runner.stop()
-        daemon.runner.cancel_all()
-        engine.let_all_go()
-        ends = [await client.receive_a(Finished) for _ in range(2)]
-        assert {end.reason for end in ends} == {"cancelled"}
-        assert {end.n_text_bytes > 0 for end in ends} == {True}
-
-
-async def test_giving_up_tells_everybody_though_a_step_hangs() -> None:
-    async with running_daemon() as daemon, raw_client(daemon) as client:
-        daemon.engine.faults.hang()
-        await client.send(Generate(1, "x"))
-        await to_thread.run_sync(daemon.engine.faults.hanging.wait)
-        await client.send(Generate(2, "y"))
-        await client.receive_a(Accepted, 2)
-        daemon.runner.give_up("it does not end")
-        failed = [await client.receive_a(Failed) for _ in range(2)]
-        assert {(f.code, f.message) for f in failed} == {("engine_failed", "it does not end")}
-
-
-async def test_a_step_that_ends_after_giving_up_ends_the_runner_quietly() -> None:
-    async with running_daemon() as daemon, raw_client(daemon) as client:
-        daemon.engine.faults.hang()
-        await client.send(Generate(1, "x"))
-        await to_thread.run_sync(daemon.engine.faults.hanging.wait)
-        daemon.runner.give_up("it does not end")
-        await client.receive_a(Failed)
-        daemon.engine.faults.release()
-        with anyio.fail_after(PATIENCE_S):
-            await daemon.has_ended.wait()
-        assert daemon.error is None
-        assert daemon.runner.state == "failed"
-
-
-async def test_giving_up_ends_a_runner_that_has_nothing_to_do() -> None:
-    async with running_daemon() as daemon:
-        daemon.runner.give_up("no reason")
-        with anyio.fail_after(PATIENCE_S):
-            await daemon.has_ended.wait()
-
-
-async def test_the_engine_is_closed_only_after_the_text_being_tokenized() -> None:
-    closed = anyio.Event()
-
-    async def close(daemon: Daemon) -> None:
-        await daemon.runner.close()
-        closed.set()
-
-    async with (
-        running_daemon(load=SlowTokenizer) as daemon,
-        raw_client(daemon) as client,
-        raw_client(daemon) as other,
-        anyio.create_task_group() as tasks,
-    ):
-        engine = daemon.engine_as(SlowTokenizer)
-        await client.send(Tokenize(1, "x" * 10_000))
-        await to_thread.run_sync(engine.started.wait)
-        await other.send(Tokenize(2, "x" * 10_000), GetStatus(3))
-        await other.receive_a(Status)
-        daemon.runner.stop()
-        await daemon.has_ended.wait()
-        tasks.start_soon(close, daemon)
-        await other.send(Tokenize(4, "short"), Detokenize(5, [1]), GetModel(6))
-        for _ in range(3):
-            assert (await other.receive_a(Failed)).code == "shutting_down"
-        assert not closed.is_set()
-        assert not engine.may_end.is_set()
-        engine.may_end.set()
-        await client.receive_a(Tokens)
-        assert (await other.receive_a(Failed)).request_id == 2  # it came too late
-        with anyio.fail_after(PATIENCE_S):
-            await closed.wait()
-
-
-# --- clients that go ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["block", "cancel", "close", "unread"])
-async def test_slots_are_free_a_step_after_their_clients_have_gone(how: str) -> None:
-    async with running_daemon(load=SteppedEngine) as daemon:
-        engine = daemon.engine_as(SteppedEngine)
-        async with raw_client(daemon) as client, connect(daemon.path) as polite:
-            async with AsyncExitStack() as stack:
-                if how == "block":
-                    for _ in range(4):
-                        await stack.enter_async_context(polite.generate("x", shift=True))
-                else:
-                    await client.send(*(Generate(i, "x", shift=True) for i in range(4)))
-                await engine.at_step()
-                await daemon.until(lambda: daemon.runner.figures.n_requests == 4)
-                await engine.step(5)
-                if how != "unread":  # unread answers make a reset of our closing
-                    await daemon.until(lambda: daemon.runner.figures.n_generated_tokens >= 10)
-            if how == "cancel":
-                await client.send(*(Cancel(i) for i in range(4)))
-                await client.send(GetStatus(9))
-                await client.receive_a(Status)
-        await daemon.until(lambda: daemon.server.n_connections == 0)
-        n_steps = daemon.runner.figures.n_steps
-        engine.let_go()
-        await daemon.until(lambda: not daemon.runner.batcher or not daemon.runner.batcher.seq_ids)
-        assert daemon.runner.figures.n_steps == n_steps + 1
-        engine.let_all_go()
-        await daemon.has_all_slots()
-
-
-async def test_a_client_that_goes_from_the_queue_leaves_its_place_at_once() -> None:
-    async with (
-        running_daemon(load=SteppedEngine, n_slots=1, max_queue=1) as daemon,
-        raw_client(daemon) as client,
-    ):
-        engine = daemon.engine_as(SteppedEngine)
-        await client.send(Generate(1, "x", max_tokens=1))
-        await engine.at_step()
-        async with raw_client(daemon) as other:
-            await other.send(Generate(1, "y"))
-            await other.receive_a(Accepted)
-        await daemon.until(lambda: daemon.server.n_connections == 1)
-        await client.send(Generate(2, "z", max_tokens=1))
-        await client.receive_a(Accepted, 2)
-        engine.let_all_go()
-        await client.receive_a(Finished, 2)
-        await daemon.has_all_slots()
-
-
-async def test_a_client_that_goes_disturbs_no_neighbour() -> None:
-    async with running_daemon() as daemon, raw_client(daemon) as client:
-        await client.send(Generate(1, "steady", max_tokens=300, shift=True, temperature=0.0))
-        text = (await client.receive_a(Delta)).text
-        for _ in range(10):
-            async with connect(daemon.path) as other, AsyncExitStack() as stack:
-                await started(other, stack, 2)
-        while not isinstance(message := await client.receive(), Finished):
-            text += message.text if isinstance(message, Delta) else ""
-        await client.send(Generate(2, "steady", max_tokens=300, shift=True, temperature=0.0))
-        again = ""
-        while not isinstance(message := await client.receive(), Finished):
-            again += message.text if isinstance(message, Delta) else ""
-        assert again == text

@@ -63,3 +63,24 @@ async def test_all_tasks_that_read_one_stream_learn_of_its_end() -> None:
             for message in (Accepted(1), Delta(1, "once"), Finished(1, "stop", n_text_bytes=4)):
                 mailbox.put(message)
     assert sorted(texts) == ["", "", "once"]
+
+
+async def test_who_reads_statuses_slowly_gets_the_newest() -> None:
+    mailbox = Mailbox(only_newest=True)
+    statuses = StatusStream(1, mailbox)
+    for n_steps in range(3):
+        mailbox.put(Status(1, "ready", n_steps=n_steps))
+    assert (await anext(statuses)).n_steps == 2
+    mailbox.put(Status(1, "ready"))
+    mailbox.put(Status(1, "stopped", last=True))
+    assert [status.state async for status in statuses] == ["stopped"]
+
+
+async def test_a_refusal_does_not_take_the_place_of_a_status() -> None:
+    mailbox = Mailbox(only_newest=True)
+    mailbox.put(Status(1, "ready"))
+    mailbox.put(Failed(1, "shutting_down", "no"))
+    statuses = StatusStream(1, mailbox)
+    assert (await anext(statuses)).state == "ready"
+    with pytest.raises(RequestFailed, match="shutting_down"):
+        await anext(statuses)
