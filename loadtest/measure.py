@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
 from msgspec import Struct
 
 from loadtest.recording import Load, Round, StreamRecord
-from runnerd.core.timings import percentile
 
 
 class Figures(Struct, frozen=True):
@@ -60,20 +60,20 @@ def measure(seen: Round) -> Figures:
         return Figures(*[0.0] * len(Figures.__struct_fields__))
     started_at = min(stream.asked_at for stream in streams)
     elapsed_s = max(stream.arrivals[-1][0] for stream in streams) - started_at
-    ttfts = sorted((stream.arrivals[0][0] - stream.asked_at) * 1e3 for stream in streams)
-    itls = sorted(itl for stream in streams for itl in _itls_ms(stream))
+    ttfts = [(stream.arrivals[0][0] - stream.asked_at) * 1e3 for stream in streams]
+    itls = [itl for stream in streams for itl in _itls_ms(stream)]
     all_generate_at = max(stream.arrivals[0][0] for stream in streams)
     n_evaluated = sum(seen.n_prompt - stream.n_cached for stream in streams)
     return Figures(
         tokens_per_s=_rate(sum(stream.n_generated for stream in streams), elapsed_s),
         decode_tokens_per_s=_decode_rate(streams),
         prefill_tokens_per_s=_rate(n_evaluated, all_generate_at - started_at),
-        ttft_p50_ms=percentile(ttfts, 0.50),
-        ttft_p95_ms=percentile(ttfts, 0.95),
-        itl_p50_ms=percentile(itls, 0.50),
-        itl_p95_ms=percentile(itls, 0.95),
-        itl_p99_ms=percentile(itls, 0.99),
-        itl_max_ms=itls[-1] if itls else 0.0,
+        ttft_p50_ms=_percentile(ttfts, 50),
+        ttft_p95_ms=_percentile(ttfts, 95),
+        itl_p50_ms=_percentile(itls, 50),
+        itl_p95_ms=_percentile(itls, 95),
+        itl_p99_ms=_percentile(itls, 99),
+        itl_max_ms=max(itls, default=0.0),
         deltas_per_s=_rate(sum(stream.n_deltas for stream in streams), elapsed_s),
         step_ms=_per_step_ms(elapsed_s, seen),
         cpu_ms=_per_step_ms(seen.cpu_s, seen),
@@ -139,6 +139,11 @@ def _decode_rate(streams: Sequence[StreamRecord]) -> float:
 
 def _per_step_ms(elapsed_s: float, seen: Round) -> float:
     return elapsed_s * 1e3 / seen.n_steps if seen.n_steps else 0.0
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that so many percent do not exceed; 0.0 of none."""
+    return float(np.percentile(values, percent, method="inverted_cdf")) if values else 0.0
 
 
 def _rate(count: int, elapsed_s: float) -> float:
