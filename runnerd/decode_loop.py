@@ -150,7 +150,7 @@ class DecodeLoop:
                 if step is None:
                     if self._is_stopping and not batcher.seq_ids and self.embeddings.is_idle:
                         return
-                    if not has_passed:
+                    if not has_passed and not self.embeddings.forgive():
                         await self._rest()
                     continue
                 started_at = monotonic()
@@ -163,6 +163,7 @@ class DecodeLoop:
                 now = monotonic()
                 if self._has_given_up:
                     return  # given up meanwhile: everybody has been told
+                self.embeddings.give_time(now - started_at)
                 self._tell(self._record(step, result, now, now - started_at))
         except BaseException as err:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")

@@ -1,7 +1,7 @@
 """Passes of embeddings on the engine's thread, beside generation.
 
-While sequences generate, a pass is kept so short that they hardly feel it, and the decode loop
-runs one at most between two of its steps. One that nobody waits for any more is stopped.
+While sequences generate, a pass is kept as short as its inputs allow, and the decode loop's
+steps get as much time after it as it took. One that nobody waits for any more is stopped.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,6 +66,7 @@ class Embeddings:
         self._requests: dict[EmbeddingRequest, None] = {}  # in order of arrival
         self._running: Pass | None = None
         self._has_stopped = False
+        self._owed_s = 0.0  # to the decode loop, for its steps
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -120,8 +121,22 @@ class Embeddings:
             self._has_stopped = True
             self._engine.set_abort(True)
 
+    def give_time(self, elapsed_s: float) -> None:
+        """Note that a step has had so much time."""
+        self._owed_s = max(0.0, self._owed_s - elapsed_s)
+
+    def forgive(self) -> bool:
+        """Owe the steps nothing: there are none to run; return whether anything was owed."""
+        was_owed, self._owed_s = self._owed_s > 0.0, 0.0
+        return was_owed
+
     async def run_pass(self, *, is_alone: bool) -> bool:
-        """Run a pass if there is anything to run, `is_alone` if nothing waits for its end."""
+        """Run a pass if it is time for one and there is anything to run.
+
+        `is_alone`: nothing waits for its end.
+        """
+        if not is_alone and self._owed_s > 0.0:
+            return False
         one = self._queue.take(self._engine.model.n_embed if is_alone else self._budget.n_rows)
         if one is None:
             return False
@@ -142,7 +157,9 @@ class Embeddings:
             if self._has_stopped:
                 self._has_stopped = False
                 self._engine.set_abort(False)
-        self._budget.observe(one, monotonic() - started_at)
+        elapsed_s = monotonic() - started_at
+        self._owed_s = elapsed_s
+        self._budget.observe(one, elapsed_s)
         self._figures.n_embedded += len(one.inputs)
         for owner in dict.fromkeys(one.owners):
             owner.give(vectors[[owner is each for each in one.owners]])

@@ -18,7 +18,10 @@ from runnerd.embed_request import _packed
 from runnerd.embedding import FIRST_ROWS, Embeddings, PassBudget
 from runnerd.engine.base import Decoded, EngineConfig, LoadProgress, Pooling, Vectors
 from runnerd.engine.reference import ReferenceEngine, parse_options
+from runnerd.engine_thread import EngineThread
 from runnerd.errors import BadModel, DecodeAborted, EngineFailed
+from runnerd.figures import Figures
+from runnerd.step_watch import StepWatch
 from runnerd_protocol import messages as wire
 from runnerd_protocol.messages import Cancel, Embed, Failed, Prompt, TokensPart
 from tests.daemon import PATIENCE_S, Daemon, raw_client, running_daemon
@@ -130,6 +133,27 @@ async def test_a_step_comes_between_two_passes_while_something_generates() -> No
         assert during.count("pass") > 5
         assert ("pass", "pass") not in pairwise(during)
         assert (await client.status()).n_embedded == 400
+
+
+@pytest.mark.anyio
+async def test_steps_get_as_much_time_after_a_pass_as_it_took() -> None:
+    engine = PassEngine(EngineConfig(model=""), lambda *_: True)
+    thread, figures = EngineThread(), Figures(0.0)
+    watch = StepWatch(60.0, lambda: None)
+    passes = Embeddings(engine, thread, figures, watch, 0.05, lambda: None)
+    passes.submit([(7,) * FIRST_ROWS] * 3, "mean")
+    assert await passes.run_pass(is_alone=False)
+    assert not await passes.run_pass(is_alone=False)
+    passes.give_time(1e-9)
+    assert not await passes.run_pass(is_alone=False)
+    passes.give_time(60.0)
+    assert await passes.run_pass(is_alone=False)
+    assert passes.forgive()
+    assert not passes.forgive()
+    assert await passes.run_pass(is_alone=False)
+    assert figures.n_embedded == 3
+    engine.close()
+    thread.close()
 
 
 @pytest.mark.anyio
