@@ -29,11 +29,17 @@ ENDLESS = Sampling(ignore_end=True)
 COUNTS = ("1, 2", "2, 4", "10, 20", "100, 200")  # a language model is sure how these go on
 
 
-def run(engine: Engine, batcher: Batcher, requests: Sequence[tuple[Prompt, int]]) -> list[Running]:
+def run(
+    engine: Engine,
+    batcher: Batcher,
+    requests: Sequence[tuple[Prompt, int]],
+    *,
+    shift: bool = False,
+) -> list[Running]:
     """Run requests to their end, all at once."""
     running = [
-        admit(next(SEQ_IDS), prompt, Options(ENDLESS, max_tokens), engine.limits, 0.0)
-        for prompt, max_tokens in requests
+        admit(next(SEQ_IDS), prompt, Options(ENDLESS, n, shift=shift), engine.limits, 0.0)
+        for prompt, n in requests
     ]
     for sequence in running:
         batcher.submit(sequence)
@@ -86,6 +92,24 @@ def test_in_a_pool_that_is_too_small_each_says_exactly_what_it_says_alone(
     together = short_pool.run(*zip(short_pool.prompts, asked, strict=True))
     for sequence, n_asked, alone in zip(together, asked, short_pool.alone, strict=True):
         assert generated(sequence) == alone[:n_asked]
+
+
+@pytest.mark.skipif(MODEL is None, reason="the test model is not installed")
+def test_what_is_forked_and_then_shifted_is_as_if_it_were_alone() -> None:
+    config = llama_config(n_slots=2, n_ctx=256, n_batch=48, n_ubatch=48, kv="split")
+
+    def said(tails: Sequence[str]) -> list[Running]:
+        with loaded(config) as engine:
+            batcher = Batcher(engine.limits, engine, target_itl_s=10.0)
+            texts = [TextPart(topics["compound"][:500] + tail) for tail in tails]
+            return run(engine, batcher, [(engine.expand([t]), 240) for t in texts], shift=True)
+
+    tails = (" In short:", " The opposite is true:")
+    together = said(tails)
+    assert together[1].n_cached > 64
+    for sequence, tail in zip(together, tails, strict=True):
+        assert sequence.n_shifts > 0
+        assert generated(sequence) == generated(said([tail])[0])
 
 
 @pytest.mark.skipif(MODEL is None, reason="the test model is not installed")
