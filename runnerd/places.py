@@ -35,7 +35,7 @@ class Places:
         n_waiting = self._n_waiting(n)
         n_ahead = max(0, n_waiting - n)
         if n_waiting > self._max_queue:
-            raise self._overloaded(n_ahead)
+            raise self._overloaded(n_ahead, n)
         self._n_preparing += n
         return n_ahead
 
@@ -56,7 +56,7 @@ class Places:
         self._check_open()
         n_waiting = self.n_waiting
         if n_waiting > self._max_queue:
-            raise self._overloaded(n_waiting)
+            raise self._overloaded(n_waiting, 1)
         self._n_embedding += 1
 
     def leave_embedding(self) -> None:
@@ -74,9 +74,9 @@ class Places:
             return max(0, n_more - self._n_slots)
         return self.batcher.n_waiting(n_more)
 
-    def _overloaded(self, n_waiting: int) -> Overloaded:
+    def _overloaded(self, n_waiting: int, n_more: int) -> Overloaded:
         return Overloaded(
-            f"{n_waiting} requests are waiting, the queue holds {self._max_queue}",
+            f"{n_waiting} are waiting, no room for {n_more} more: the queue holds {self._max_queue}",
             n_waiting=n_waiting,
             max_queue=self._max_queue,
         )

@@ -13,9 +13,6 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from runnerd.core.batch import Batch, BatchKind, KVRemove, KVShift, Span, Step
-from runnerd.core.batcher import Batcher
-from runnerd.core.prompt import Prompt
-from runnerd.core.sequence import Options, admit
 from runnerd.engine.base import run_step
 from runnerd.engine.llama.abort import AbortSwitch
 from runnerd.engine.llama.engine import LlamaEngine
@@ -201,36 +198,3 @@ def test_a_long_prefill_stops_within_a_fifth_of_a_second() -> None:
             return time.perf_counter() - stopped_at
 
         assert min(measure() for _ in range(3)) < 0.2
-
-
-def test_a_cancel_while_cells_are_to_move_changes_nothing_that_is_said() -> None:
-    with loaded_llama(llama_config(n_slots=2, n_ctx=64, n_batch=64)) as engine:
-        assert shifted_text(engine, cancels=True) == shifted_text(engine, cancels=False)
-
-
-def shifted_text(engine: LlamaEngine, *, cancels: bool) -> list[int]:
-    """Generate over a shift, which goes to the engine with a step of another prompt alone."""
-    context_of(engine).cells.clear()
-    batcher = Batcher(engine.limits, engine, 0.05)
-    options = Options(max_tokens=40, shift=True)
-    batcher.submit(admit(1, Prompt(TOKENS[:50]), options, engine.limits, 0.0))
-    other = admit(2, Prompt(TOKENS[50:110]), Options(max_tokens=1), engine.limits, 0.0)
-    said: list[int] = []
-    while batcher.seq_ids:
-        is_other = any(isinstance(edit, KVShift) for edit in batcher.residency.edits)
-        if is_other:
-            batcher.pause(1, paused=True)
-            batcher.submit(other)
-        step = batcher.plan(0.0)
-        assert step is not None
-        if is_other and cancels:
-            batcher.end(2, "cancelled")
-        is_stopped = is_other and batcher.wants_abort
-        with stopped_at(engine, 40) if is_stopped else nullcontext():  # amid the shift
-            result = run_step(engine, step)
-        batcher.pause(1, paused=False)
-        for emission in batcher.commit(step, result, 0.0, 0.01):
-            if emission.sequence.seq_id == 1 and emission.token is not None:
-                said.append(emission.token)
-    engine.apply(batcher.residency.edits)
-    return said
