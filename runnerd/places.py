@@ -76,7 +76,7 @@ class Places:
 
     def _overloaded(self, n_waiting: int, n_more: int) -> Overloaded:
         return Overloaded(
-            f"{n_waiting} are waiting, no room for {n_more} more: the queue holds {self._max_queue}",
+            f"{n_waiting} requests wait, no room for {n_more}: the queue holds {self._max_queue}",
             n_waiting=n_waiting,
             max_queue=self._max_queue,
         )
