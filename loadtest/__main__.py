@@ -1,43 +1,42 @@
-"""`python -m loadtest run | raw | bars | embeddings`; exit status 1: a bar missed, or failed."""
+"""`python -m loadtest COMMAND`; exit status 1: a bar was missed, or the load failed."""
 
 import sys
-from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import anyio
-import msgspec
 import typer
 
-from loadtest.bars import Bar, measure_bars
+from loadtest.bars import measure_bars
+from loadtest.console import FAILED, exit_if_missed, show, tell, wait
 from loadtest.embeddings import embedding_text, measure_embeddings
+from loadtest.images import ImageLoad, measure_images
 from loadtest.measure import Report
+from loadtest.options import (
+    MOST_STREAMS,
+    AsJson,
+    MaxTokens,
+    Model,
+    PromptTokens,
+    Rounds,
+    Seed,
+    Streams,
+    TimeLimit,
+)
 from loadtest.prompts import PromptTooShort
 from loadtest.raw import RawFailed, run_raw
 from loadtest.recording import Load, Setup
 from loadtest.run import run_socket
 from loadtest.sampling import measure_sampling
-from loadtest.tables import outcome_text, report_text, sampling_text
+from loadtest.tables import image_text, outcome_text, report_text, sampling_text
+from loadtest.toy import image_setup, write_toy
 from loadtest.turns import run_engine_free
 from runnerd.client import ClientError
 from runnerd.errors import ModelMissing
 from runnerd.models import resolve_model
 
-FAILED = 1
 USAGE = 64  # sysexits.h; the parser's own is 2
 CLICK_USAGE = 2
-MOST_STREAMS = 256  # llama.cpp's limit on slots
-
-T = TypeVar("T")
-
-Streams = Annotated[int, typer.Option(min=1, max=MOST_STREAMS, help="At the same time.")]
-PromptTokens = Annotated[int, typer.Option(min=1, max=2**20, help="Of each prompt.")]
-MaxTokens = Annotated[int, typer.Option(min=1, max=2**20, help="Generated per stream.")]
-Rounds = Annotated[int, typer.Option(min=1, max=100, help="Each with prompts of its own.")]
-Seed = Annotated[int, typer.Option(help="Of the prompts.")]
-Model = Annotated[str, typer.Option(help="A GGUF file, or the alias 'smollm2'.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TimeLimit = Annotated[float, typer.Option(min=1.0, max=86400.0, help="Seconds until giving up.")]
+EXPECTED = (ClientError, ModelMissing, OSError, PromptTooShort, RawFailed)
 
 app = typer.Typer(
     add_completion=False,
@@ -69,9 +68,9 @@ def run(
         raise typer.BadParameter("give either --socket or --engine-free")
     load = _load(streams, prompt_tokens, max_tokens, rounds, seed)
     if socket is None:
-        report = _wait(lambda: run_engine_free(load), time_limit)
+        report = wait(lambda: run_engine_free(load), time_limit)
     else:
-        report = _wait(lambda: run_socket(socket, load, connections), time_limit)
+        report = wait(lambda: run_socket(socket, load, connections), time_limit)
     _print_report(report, as_json)
 
 
@@ -103,7 +102,7 @@ def raw(
         kv=kv,
         flash_attn=flash_attn,
     )
-    _print_report(_wait(lambda: run_raw(setup, load), time_limit), as_json)
+    _print_report(wait(lambda: run_raw(setup, load), time_limit), as_json)
 
 
 @app.command()
@@ -115,9 +114,9 @@ def bars(
 ) -> None:
     """Measure daemon and bare loop in turns, and say which bars are missed."""
     path = resolve_model(model)
-    outcome = _wait(lambda: measure_bars(path, rounds, _tell), time_limit)
-    _print(outcome, outcome_text(outcome), as_json)
-    _exit_if_missed(outcome.missed)
+    outcome = wait(lambda: measure_bars(path, rounds, tell), time_limit)
+    show(outcome, outcome_text(outcome), as_json)
+    exit_if_missed(outcome.missed)
 
 
 @app.command()
@@ -131,16 +130,9 @@ def sampling(
 ) -> None:
     """Measure what picking tokens costs, and say which bars are missed."""
     path = None if model is None else resolve_model(model)
-    outcome = measure_sampling(path, rounds, threads, _tell)
-    _print(outcome, sampling_text(outcome), as_json)
-    _exit_if_missed(outcome.missed)
-
-
-def _exit_if_missed(missed: Sequence[Bar]) -> None:
-    for bar in missed:
-        _tell(f"missed: {bar.name}: {bar.value:.3f}, limit {bar.sign} {bar.limit:g}")
-    if missed:
-        raise typer.Exit(FAILED)
+    outcome = measure_sampling(path, rounds, threads, tell)
+    show(outcome, sampling_text(outcome), as_json)
+    exit_if_missed(outcome.missed)
 
 
 @app.command()
@@ -158,8 +150,39 @@ def embeddings(
 ) -> None:
     """Measure embeddings: in one request, one by one, and beside generation."""
     load = _load(streams, prompt_tokens, max_tokens, rounds, seed)
-    report = _wait(lambda: measure_embeddings(socket, load, inputs, longest), time_limit)
-    _print(report, embedding_text(report), as_json)
+    report = wait(lambda: measure_embeddings(socket, load, inputs, longest), time_limit)
+    show(report, embedding_text(report), as_json)
+
+
+@app.command()
+def images(
+    model: Model = "smollm2",
+    projector: Annotated[
+        Path | None,
+        typer.Option(help="The model's projector; without, one is made that names colours."),
+    ] = None,
+    heavy: Annotated[
+        bool, typer.Option("--heavy", help="Make one that takes as long as real ones.")
+    ] = False,
+    requests: Annotated[int, typer.Option(min=20, max=100_000, help="To look for leaks.")] = 1000,
+    rounds: Rounds = 3,
+    time_limit: TimeLimit = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure images beside text, again and again, and say which bars are missed."""
+    path = resolve_model(model)
+    load = ImageLoad(n_rounds=rounds, n_requests=requests)
+    with image_setup(path, projector, is_heavy=heavy) as setup:
+        outcome = wait(lambda: measure_images(setup, load, tell), time_limit)
+    show(outcome, image_text(outcome), as_json)
+    exit_if_missed(outcome.missed)
+
+
+@app.command()
+def toy(folder: Annotated[Path, typer.Argument(help="Where to write them.")]) -> None:
+    """Write a projector for SmolLM2 that names colours, and pictures to try it with."""
+    for path in write_toy(Path(resolve_model("smollm2")), folder):
+        print(path)
 
 
 def _load(n_streams: int, n_prompt: int, max_tokens: int, n_rounds: int, seed: int) -> Load:
@@ -168,24 +191,14 @@ def _load(n_streams: int, n_prompt: int, max_tokens: int, n_rounds: int, seed: i
     )
 
 
-def _wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -> T:
-    async def measure_in_time() -> T:
-        with anyio.fail_after(time_limit_s):
-            return await measure()
-
-    return anyio.run(measure_in_time)
-
-
 def _print_report(report: Report, as_json: bool) -> None:
-    _print(report, report_text(report), as_json)
+    show(report, report_text(report), as_json)
 
 
-def _print(measured: msgspec.Struct, text: str, as_json: bool) -> None:
-    print(msgspec.json.encode(measured).decode() if as_json else text)
-
-
-def _tell(line: str) -> None:
-    print(f"loadtest: {line}", file=sys.stderr, flush=True)
+def _first(group: ExceptionGroup) -> Exception:
+    """Return an error of those that streams side by side have failed with."""
+    err = group.exceptions[0]
+    return _first(err) if isinstance(err, ExceptionGroup) else err
 
 
 def main() -> None:
@@ -195,9 +208,14 @@ def main() -> None:
     except SystemExit as err:
         sys.exit(USAGE if err.code == CLICK_USAGE else err.code)
     except TimeoutError:
-        _tell("not done within the time limit")
-    except (ClientError, ModelMissing, OSError, PromptTooShort, RawFailed) as err:
-        _tell(str(err))
+        tell("not done within the time limit")
+    except EXPECTED as err:
+        tell(str(err))
+    except ExceptionGroup as group:
+        failed, others = group.split(EXPECTED)
+        if failed is None or others is not None:
+            raise
+        tell(str(_first(failed)))
     sys.exit(FAILED)
 
 

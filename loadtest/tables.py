@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from loadtest.bars import Bar, Comparison, Outcome
+from loadtest.images import ImageOutcome
 from loadtest.measure import Figures, Report
 from loadtest.sampling import SamplingOutcome
 
@@ -72,6 +73,24 @@ def sampling_text(outcome: SamplingOutcome) -> str:
         ["tokens/s with a JSON schema", f"{outcome.constrained_tokens_per_s:.1f}"],
     ]
     return "\n".join([*_table(["", "median"], rows), "", *_bar_table(outcome.bars)])
+
+
+def image_text(outcome: ImageOutcome) -> str:
+    """Return what images cost, and the bars."""
+    beside, again, grown = outcome.beside, outcome.again, outcome.growth
+    rows = [
+        ["ITL p50 of text, ms", f"{beside.itl_p50_ms:.1f}"],
+        ["ITL p95 of text, ms", f"{beside.itl_p95_ms:.1f}"],
+        ["ITL p95 beside images, ms", f"{beside.itl_p95_beside_ms:.1f}"],
+        ["encoding an image, ms", f"{beside.encode_ms:.1f}"],
+        ["evaluating an image, ms", f"{beside.media_step_ms:.1f}"],
+        ["images encoded beside text", f"{beside.n_encoded}"],
+        ["first token of one, s", f"{again.one_s:.3f}"],
+        ["first tokens of all, s", f"{again.all_s:.3f}"],
+        ["first token when asked again, s", f"{again.again.ttft_s:.3f}"],
+        ["most memory of its own, MB", f"{grown.most_bytes / 1e6:.1f}"],
+    ]
+    return "\n".join([*_table(["", "measured"], rows), "", *_bar_table(outcome.bars)])
 
 
 def _bar_table(bars: Sequence[Bar]) -> list[str]:

@@ -21,6 +21,7 @@ from runnerd.blocking_streams import BlockingStatusStream, BlockingStream
 from runnerd.chat import Message
 from runnerd.client import Client, connect
 from runnerd.client_options import ChatOptions, GenerateOptions, take_callback, without_template
+from runnerd.prompt_parts import PromptPart
 from runnerd.results import Completion
 from runnerd.streams import ClientError
 from runnerd.vectors import Vector
@@ -69,15 +70,28 @@ class BlockingClient:
             raise ClientError("a client is for the time of its `with` block")
         return entered
 
-    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingStream:
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        parts: Sequence[PromptPart] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> BlockingStream:
         """Start a generation, as `Client.generate` does."""
         on_progress = take_callback(options)
         gate, client = self._inside()
-        return BlockingStream(gate, client.generate(prompt, **options), on_progress)
+        block = client.generate(prompt, parts=parts, **options)
+        return BlockingStream(gate, block, on_progress)
 
-    def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        parts: Sequence[PromptPart] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
         """Generate, and return the whole text; with `n`, all of the texts in `choices`."""
-        with self.generate(prompt, **options) as stream:
+        with self.generate(prompt, parts=parts, **options) as stream:
             return stream.completion()
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> BlockingStream:

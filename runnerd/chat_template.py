@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Mapping
 
-from runnerd_protocol.messages import Part, TextPart
+from runnerd_protocol.messages import MediaPart, Part, TextPart
 
 RECOGNISABLE_CHARS = 8  # so much of a marker does not come about by chance
 SECRET_CHARS = 32
@@ -42,7 +42,11 @@ class Markers:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Return a word for a value as JSON, with what its own markers stand for in it."""
+        """Return a word for a value as JSON, with what its own markers stand for in it.
+
+        Raises:
+            TemplateFailed: there is an image in it, or a piece of a marker.
+        """
         # The arguments are those that templates are written for.
         whole = json.dumps(
             self._resolved(value),
@@ -97,6 +101,8 @@ class Markers:
 
     def _text_of(self, number: int) -> str:
         part = self._parts[number]
+        if isinstance(part, MediaPart):
+            raise TemplateFailed("the chat template writes an image as JSON")
         return part.text if isinstance(part, TextPart) else ""
 
     def _refuse_remains(self, text: str) -> None:

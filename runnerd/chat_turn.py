@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from runnerd.chat_content import ChatError, Content, parts_of
 from runnerd.chat_template import Markers
-from runnerd.streams import ClientError
-from runnerd_protocol.messages import TextPart
+from runnerd_protocol.messages import MediaPart, TextPart
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Path = tuple[str, ...]
@@ -31,32 +31,31 @@ _ID = re.compile(r"[A-Za-z0-9_.:-]{0,128}")
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation that is nothing but text."""
+    """One turn of a conversation: a text, or texts and images in their order."""
 
     role: Role
-    content: str
+    content: Content
 
 
 Message = ChatMessage | Mapping[str, object]
 """A turn; as a map it may have whatever else the template knows (`tool_calls`, `name`)."""
 
 
-class ChatError(ClientError):
-    """The template cannot render these messages."""
-
-
 class Turns:
     """Makes turns of messages. `needed` are markers that a template must not lose, and whose."""
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(self, markers: Markers, max_image_bytes: int) -> None:
         self.needed: list[tuple[str, str]] = []
         self._markers = markers
+        self._max_image_bytes = max_image_bytes
 
     def turn(self, message: Message, number: int) -> dict[str, object]:
         """Return a message, the `number`-th, as the template sees it.
 
         Raises:
-            ChatError: there is something in it that is neither text, number, list nor map.
+            ChatError: there is something in it that is neither text, number, list nor map, or a
+                content that is neither text nor image.
+            CannotRead, CannotSend: the file of an image cannot be read, or is too large.
         """
         if isinstance(message, ChatMessage):
             message = {"role": message.role, "content": message.content}
@@ -65,12 +64,14 @@ class Turns:
         role, content = message.get("role"), message.get("content")
         if role not in get_args(Role):  # it goes into the text as it is
             raise ChatError(f"role {role!r} is none of {', '.join(get_args(Role))}")
-        if not isinstance(content, str | None):
-            raise ChatError(f"the content of message {number} is no text")
-        turn: dict[str, object] = {"role": role, "content": content}
-        if content:  # templates ask whether there is any
-            turn["content"] = marker = self._markers.mark(TextPart(content))
-            self.needed.append((marker, f"message {number} ({role})"))
+        words = ""
+        for part in parts_of(content, number, self._max_image_bytes):
+            word = self._markers.mark(part)
+            what = "an image of " if isinstance(part, MediaPart) else ""
+            self.needed.append((word, f"{what}message {number} ({role})"))
+            words += word
+        # Templates ask whether there is any.
+        turn: dict[str, object] = {"role": role, "content": None if content is None else words}
         rest = {name: value for name, value in message.items() if name not in turn}
         try:
             return {**turn, **self._map(rest, (), f"message {number}")}

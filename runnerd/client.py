@@ -5,6 +5,7 @@
             print(delta.text, end="")
     print(stream.finished.reason)
 
+An image is a part of a prompt, at any place: `parts=["What is this? ", Path("cat.png")]`.
 Leaving a stream's block early cancels its request. A stream that ends without `Finished`
 raises: `RequestFailed` if the daemon said why, otherwise `ConnectionLost`.
 """
@@ -28,9 +29,11 @@ from runnerd.client_options import (
     without_template,
 )
 from runnerd.link import Link, Request
+from runnerd.prompt_parts import PromptPart, prompt_of
 from runnerd.results import Completion, CompletionChoice
 from runnerd.streams import (
     CannotConnect,
+    CannotRead,
     CannotSend,
     ClientError,
     ConnectionLost,
@@ -38,11 +41,10 @@ from runnerd.streams import (
     RequestFailed,
     StatusStream,
 )
-from runnerd.vectors import Vector, vectors_of
+from runnerd.vectors import Vector, all_vectors
 from runnerd_protocol.messages import (
     Detokenize,
     Embed,
-    Embeddings,
     GetModel,
     GetStatus,
     Model,
@@ -58,6 +60,7 @@ from runnerd_protocol.messages import (
 
 __all__ = [
     "CannotConnect",
+    "CannotRead",
     "CannotSend",
     "ChatError",
     "ChatMessage",
@@ -69,6 +72,7 @@ __all__ = [
     "ConnectionLost",
     "GenerateOptions",
     "GenerationStream",
+    "PromptPart",
     "RequestFailed",
     "StatusStream",
     "attach",
@@ -94,22 +98,39 @@ class Client:
 
     @asynccontextmanager
     async def generate(
-        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt | None = None,
+        *,
+        parts: Sequence[PromptPart] | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncIterator[GenerationStream]:
-        """Open a generation. Options are the fields of the wire's `Generate`, and `on_progress`.
+        """Open a generation, of a prompt or of parts: texts, images' bytes or paths, wire parts.
 
-        A `json_schema` may be a dict, and `adapters` one of names and scales. `on_progress` is
-        called with each `PromptProgress` (place in the queue, how much of the prompt is done)
-        while the stream is read.
+        A str is always text: use Path for a file.
+
+        Options are the fields of the wire's `Generate`, and `on_progress`. A `json_schema` may be
+        a dict, and `adapters` one of names and scales. `on_progress` is called with each
+        `PromptProgress` (place in the queue, how much of the prompt is done) while the stream is
+        read. An image that this connection has sent before is not sent again.
+
+        Raises:
+            CannotRead, CannotSend: an image's file cannot be read, or is too large.
         """
         on_progress = take_callback(options)
-        request = request_of(self._link.new_id(), prompt, options)
+        asked = await prompt_of(prompt, parts, self._link.max_file_bytes)
+        request = request_of(self._link.new_id(), asked, options)
         async with self._link.open(request) as mailbox:
             yield GenerationStream(request.request_id, mailbox, on_progress)
 
-    async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+    async def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        parts: Sequence[PromptPart] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
         """Generate, and return the whole text; with `n`, all of the texts in `choices`."""
-        async with self.generate(prompt, **options) as stream:
+        async with self.generate(prompt, parts=parts, **options) as stream:
             return await stream.completion()
 
     @asynccontextmanager
@@ -147,14 +168,23 @@ class Client:
 
         What is in the messages can never act as a special token. `tools`, and `variables` that the
         template knows (`enable_thinking`), are the application's own and reach it as they are.
-        It is rendered in a thread; who is cancelled leaves that to itself.
+        A content may be a list of texts and images. All is read and rendered in a thread; who is
+        cancelled leaves that to itself.
 
         Raises:
             ChatError: the template cannot render them, or jinja2 is not installed.
+            CannotRead, CannotSend: an image's file cannot be read, or is too large.
         """
         if self._model is None:
             self._model = await self.model()
-        render = partial(chat_prompt, self._model, messages, tools=tools, variables=variables)
+        render = partial(
+            chat_prompt,
+            self._model,
+            messages,
+            tools=tools,
+            variables=variables,
+            max_image_bytes=self._link.max_file_bytes,
+        )
         return [*await to_thread.run_sync(render, abandon_on_cancel=True)]
 
     # --- everything else -------------------------------------------------------------------
@@ -173,14 +203,8 @@ class Client:
         if not inputs:
             return []
         request = Embed(self._link.new_id(), list(inputs), pooling, normalize, truncate)
-        vectors: list[Vector] = []
         async with self._link.open(request) as mailbox:
-            while True:
-                answer = await mailbox.get()
-                assert isinstance(answer, Embeddings)
-                vectors += vectors_of(answer)
-                if answer.last:
-                    return vectors
+            return await all_vectors(mailbox)
 
     async def tokenize(self, prompt: Prompt, *, add_bos: bool = True) -> list[int]:
         """Return a prompt's token ids."""
@@ -215,18 +239,8 @@ class Client:
 @asynccontextmanager
 async def attach(stream: UNIXSocketStream) -> AsyncIterator[Client]:
     """Speak to a daemon over a connected socket; closes it at the end."""
-    link = Link(stream)
-    try:
-        async with stream, anyio.create_task_group() as tasks:
-            tasks.start_soon(link.run)
-            await link.greet()
-            yield Client(link)
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        # The link's task raises nothing, so this is the caller's own exception, wrapped.
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from group.exceptions[0].__cause__
-        raise
+    async with Link(stream).opened() as link:
+        yield Client(link)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import os
 import stat
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from runnerd.engine.base import MAX_SLOTS, EngineConfig
@@ -27,7 +28,24 @@ class SessionLimits:
     outbox_bytes: int = 64 * 2**10
     handshake_timeout_s: float = 10.0
     frame_timeout_s: float = 30.0
+    media_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What images may take, over all connections.
+
+    `n_pixels` of one image, `store_bytes` of files, `pixel_bytes` of decoded ones,
+    `cache_bytes` of encoded ones. What requests in progress need of files is never thrown out,
+    and where it would be more than the limit, or half of it for one connection, further requests
+    are refused.
+    """
+
+    n_pixels: int = 32_000_000
+    store_bytes: int = 512 * 2**20
+    pixel_bytes: int = 128 * 2**20
+    cache_bytes: int = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,7 @@ class Config:
     max_connections: int = 256
     target_itl_ms: float = 100.0
     checkpoint_mib: int = 256
+    images: ImageLimits = field(default_factory=ImageLimits)
     drain_s: float = 30.0
     step_timeout_s: float = 60.0
     session: SessionLimits = field(default_factory=SessionLimits)
@@ -70,6 +89,7 @@ def check_config(config: Config) -> None:
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
     _check_range("embed-max", engine.n_embed, 0, 2**20)
     _check_adapters(engine.adapters)
+    _check_images(engine, config.images)
     _check_session(config.session)
     if engine.n_batch < engine.n_slots:
         raise ConfigError(
@@ -120,6 +140,18 @@ def _check_adapters(adapters: tuple[tuple[str, str], ...]) -> None:
             raise ConfigError(f"lora name {name!r} is given more than once")
 
 
+def _check_images(engine: EngineConfig, limits: ImageLimits) -> None:
+    _check_range("image-rows", engine.n_image_rows, 0, 2**16)
+    _check_range("image-max-mpx", limits.n_pixels / 1e6, 0.001, 1000)
+    _check_range("image-store-mib", limits.store_bytes / 2**20, 0.001, 2**20)
+    _check_range("pixel_bytes", limits.pixel_bytes, 0, 2**40)
+    _check_range("image-cache-mib", limits.cache_bytes / 2**20, 0, 2**20)
+    if engine.mmproj and find_spec("PIL") is None:
+        raise ConfigError("mmproj needs Pillow to read images: pip install 'runnerd[vision]'")
+    if engine.n_image_rows and not engine.mmproj and engine.engine == "llama":
+        raise ConfigError(f"image-rows {engine.n_image_rows} needs mmproj: the projector's file")
+
+
 def _check_session(limits: SessionLimits) -> None:
     _check_range("max-requests", limits.max_requests, 1, 2**20)
     _check_range("max-subscriptions", limits.max_subscriptions, 1, 2**20)
@@ -129,6 +161,7 @@ def _check_session(limits: SessionLimits) -> None:
     _check_range("max-frame", limits.max_frame_bytes, 2**16 + 2 * limits.outbox_bytes, 2**31 - 1)
     _check_range("handshake-timeout", limits.handshake_timeout_s, 0.01, 86400.0)
     _check_range("frame-timeout", limits.frame_timeout_s, 0.01, 86400.0)
+    _check_range("media-timeout", limits.media_timeout_s, 0.01, 86400.0)
     _check_range("write-timeout", limits.write_timeout_s, 0.01, 86400.0)
 
 

@@ -21,6 +21,7 @@ from runnerd.engine.base import Engine, run_step
 from runnerd.engine_thread import EngineThread
 from runnerd.errors import EngineBroken, EngineFailed, RequestError
 from runnerd.figures import Figures
+from runnerd.media.encoding import Encoding
 from runnerd.step_watch import StepWatch
 
 log = structlog.get_logger()
@@ -31,7 +32,10 @@ GATHER_TURNS = 16  # of the event loop without a newcomer: what was sent togethe
 
 
 class DecodeLoop:
-    """Runs a batcher's steps. `fail` is called with the cause if that cannot go on."""
+    """Runs a batcher's steps. `fail` is called with the cause if that cannot go on.
+
+    `make_encoding` is given where the model reads images; it takes what wakes the loop.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class DecodeLoop:
         watch: StepWatch,
         fail: Callable[[str], None],
         target_itl_s: float,
+        make_encoding: Callable[[Callable[[], None]], Encoding] | None,
     ) -> None:
         self._batcher = batcher
         self._engine = engine
@@ -51,7 +56,9 @@ class DecodeLoop:
         self._fail = fail
         self.line_moved = anyio.Event()  # set, and made anew, when the queue is another
         self._wake = anyio.Event()
-        self.embeddings = Embeddings(engine, thread, figures, watch, target_itl_s, self._wake_up)
+        self.embeddings = Embeddings(engine, thread, figures, watch, target_itl_s, self.wake)
+        self.encoding = None if make_encoding is None else make_encoding(self.wake)
+        self._error: Exception | None = None
         self._is_stopping = False
         self._has_given_up = False
         self._has_aborted = False
@@ -63,18 +70,29 @@ class DecodeLoop:
         Raises:
             EngineBroken: the engine failed; so were all sequences.
         """
-        error: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch.run)
+            if self.encoding is not None:
+                tasks.start_soon(self.encoding.watch.run)
+                tasks.start_soon(self._run_encoding, self.encoding)
             try:
                 await self._run_steps()
             except Exception as err:  # to be raised as it is, not as one of a group
-                error = err
+                self._error = err
             tasks.cancel_scope.cancel()
-        if error is not None:
-            raise error
+        if self._error is not None:
+            raise self._error
 
-    def _wake_up(self) -> None:
+    async def _run_encoding(self, encoding: Encoding) -> None:
+        try:
+            await encoding.run()
+        except Exception as err:  # raised by `run`, as soon as no step is in progress
+            self._error = err
+            cause = str(err) if isinstance(err, EngineBroken) else "images are encoded no more"
+            self._fail(cause)
+
+    def wake(self) -> None:
+        """Look again whether there is something to do."""
         self._wake.set()
 
     def submit(self, sequence: Sequence, listener: Listener) -> None:
@@ -141,11 +159,9 @@ class DecodeLoop:
                 has_passed = await self.embeddings.run_pass(is_alone=not batcher.seq_ids)
                 if self._has_given_up:
                     return
-                n_waiting = len(batcher.waiting)
-                step = batcher.plan(monotonic())
-                if len(batcher.waiting) != n_waiting:
-                    self._tell_line()
-                self._tell(batcher.news())
+                step, has_more = self._plan()
+                if step is None and has_more:
+                    continue
                 step = step or batcher.plan_edits()
                 if step is None:
                     if self._is_stopping and not batcher.seq_ids and self.embeddings.is_idle:
@@ -168,6 +184,22 @@ class DecodeLoop:
         except BaseException as err:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
+
+    def _plan(self) -> tuple[Step | None, bool]:
+        """Return the next step, and whether there is more to plan by now."""
+        batcher, encoding, n_waiting = self._batcher, self.encoding, len(self._batcher.waiting)
+        now = monotonic()
+        if encoding is not None:
+            self._tell(encoding.settle())
+            if batcher.waiting:  # a newcomer's first step takes what is at hand of its images
+                batcher.admit(now)
+                encoding.look()
+        step = batcher.plan(now)
+        has_more = encoding is not None and encoding.look()
+        if len(batcher.waiting) != n_waiting:
+            self._tell_line()
+        self._tell(batcher.news())
+        return step, has_more
 
     def _resume(self) -> None:
         """Let decodes run again after one that was to stop."""

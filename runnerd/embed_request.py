@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from runnerd.embed_queue import EmbeddingRequest
 from runnerd.engine.base import Engine, ModelInfo, Vectors
 from runnerd.errors import InvalidRequest, PromptTooLong, Unsupported
-from runnerd.options import INLINE_SIZE, parts_of
+from runnerd.intake import Share
+from runnerd.options import INLINE_SIZE, parts_of, size_of
 from runnerd.outbox import Outbox
 from runnerd.request import Request
 from runnerd.runner import Runner
@@ -26,8 +27,8 @@ Tokens = Sequence[int]  # as arrays: an int object would take eight times the me
 class Embedding(Request):
     """A request for embeddings and its answers. It holds a place in the queue to its end."""
 
-    def __init__(self, message: wire.Embed, runner: Runner, outbox: Outbox) -> None:
-        super().__init__(message, runner, outbox)
+    def __init__(self, message: wire.Embed, runner: Runner, outbox: Outbox, share: Share) -> None:
+        super().__init__(message, runner, outbox, share)
         self._wanted = message
         self._inputs: list[Tokens] = []
         self._truncated: list[int] = []
@@ -42,7 +43,7 @@ class Embedding(Request):
         try:
             await self._prepare()
             self.message = self._wanted = replace(self._wanted, inputs=[])
-            self.release()
+            self.share.give_back()
             with self.runner.embedding(self._inputs, self._wanted.pooling) as request:
                 await self._send(request)
         finally:
@@ -148,20 +149,12 @@ def _portions(inputs: list[wire.Prompt]) -> Iterator[tuple[range, bool]]:
     """
     start, size = 0, 0
     for index, prompt in enumerate(inputs):
-        size += 1 + _size_of(prompt)
+        size += 1 + size_of(prompt)
         if size > INLINE_SIZE:
             yield range(start, index + 1), True
             start, size = index + 1, 0
     if start < len(inputs):
         yield range(start, len(inputs)), start > 0
-
-
-def _size_of(prompt: wire.Prompt) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(
-        1 + len(part.text if isinstance(part, wire.TextPart) else part.tokens) for part in prompt
-    )
 
 
 def _packed(vectors: Vectors, *, normalize: bool) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""One thread for all calls into an engine.
+"""One thread for all calls into an engine, or for one kind of them.
 
 A thread of its own, always the same: an engine is not thread-safe, and OpenMP keeps a team of
 threads for every thread that calls it. It is a daemon thread, so that a native call which
@@ -44,22 +44,26 @@ class _Call(Generic[T]):
 class EngineThread:
     """Runs functions one after another. Make and use it inside one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "engine") -> None:
         self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
         post = _poster(current_token().native_token)
-        self._thread = Thread(target=self._serve, args=(post,), name="engine", daemon=True)
+        self._thread = Thread(target=self._serve, args=(post,), name=name, daemon=True)
         self._thread.start()
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run a function to its end, even if the caller is cancelled meanwhile."""
+    async def call(self, function: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        """Run a function to its end, even if the caller is cancelled meanwhile.
+
+        A caller that is cancelled waits for that end, or is let go with `abandon_on_cancel`.
+        """
         call = _Call(function)
         self._calls.put(call)  # type: ignore[arg-type]  # the thread only runs it
         try:
             await call.done.wait()
         except anyio.get_cancelled_exc_class():
-            # Not shielded from the start: a scope for every step would cost as much as the rest.
-            with anyio.CancelScope(shield=True):
-                await call.done.wait()
+            if not abandon_on_cancel:
+                # Not shielded from the start: a scope for every step costs as much as the rest.
+                with anyio.CancelScope(shield=True):
+                    await call.done.wait()
             raise
         return call.result()
 
@@ -74,6 +78,7 @@ class EngineThread:
                 post(call.done.set)
             except RuntimeError:  # the event loop has ended: nobody waits any more
                 return
+            del call  # which may hold a lot of memory, until the next one comes
 
 
 def _poster(event_loop: object) -> Post:

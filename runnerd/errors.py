@@ -75,6 +75,31 @@ class InvalidRequest(RequestError):
         super().__init__(message, field=field, value=printed, limit=limit)
 
 
+class InvalidMedia(RequestError):
+    """An image cannot be read, or is beyond the limits.
+
+    `field` is its part (`prompt[2]`), `index` its number among the request's images, from 0;
+    `value` what is the matter with it, `limit` what was expected.
+    """
+
+    code = "invalid_media"
+
+    def __init__(self, fact: str, limit: str, *, index: int = 0, field: str = "") -> None:
+        super().__init__(
+            f"image {index}: {fact}, expected {limit}",
+            field=field,
+            index=index,
+            value=fact,
+            limit=limit,
+        )
+        self.fact = fact
+        self.limit = limit
+
+    def at(self, index: int, field: str) -> "InvalidMedia":
+        """Return the same error, of the `index`-th image of a request."""
+        return InvalidMedia(self.fact, self.limit, index=index, field=field)
+
+
 class PromptTooLong(RequestError):
     """The prompt leaves no room to generate."""
 

@@ -30,6 +30,8 @@ class Figures:
         self.n_embedded = 0
         self.n_embeds = 0
         self.n_embeds_failed = 0
+        self.n_images_encoded = 0
+        self.encode_s = 0.0
         self.queue_s = 0.0
         self.prefill_s = 0.0
         self.decode_s = 0.0

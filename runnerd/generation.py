@@ -11,22 +11,32 @@ from time import monotonic
 import anyio
 from msgspec.structs import replace
 
+from runnerd.attachments import Attachments
 from runnerd.completions import Completions
 from runnerd.core.prompt import Prompt
 from runnerd.engine.base import Engine
 from runnerd.errors import QueueTimeout, RequestError
-from runnerd.options import check_options, check_tokens_fit, is_long, parts_of
+from runnerd.intake import Share
+from runnerd.options import (
+    check_images,
+    check_options,
+    check_tokens_fit,
+    is_long,
+    media_indexes,
+)
 from runnerd.outbox import Outbox
 from runnerd.request import Request
 from runnerd.runner import Runner
+from runnerd.turn import Turn
+from runnerd.uploads import Uploads
 from runnerd_protocol import messages as wire
 
 
 class Generation(Request):
     """A generation and its answers. It holds its places in the queue from the start.
 
-    `turn` is set when the generation before it is submitted, or will not be; `next_turn` when
-    it is itself. Tasks start in any order on trio, and texts take their time.
+    `turn` comes when those before it are submitted, or will not be, and ends when it is itself.
+    Tasks start in any order on trio, and texts take their time.
     """
 
     def __init__(
@@ -34,19 +44,22 @@ class Generation(Request):
         message: wire.Generate,
         runner: Runner,
         outbox: Outbox,
-        turn: anyio.Event,
+        share: Share,
+        uploads: Uploads,
+        turn: Turn,
         forget: Callable[[Request], None],
     ) -> None:
-        super().__init__(message, runner, outbox)
-        self.next_turn = anyio.Event()
+        super().__init__(message, runner, outbox, share)
+        indexes = media_indexes(message.prompt)
+        self.turn = turn
         self._wanted = message
-        self._turn = turn
         self._forget = forget
+        self._n_ahead = runner.places.take(message.n)  # what may refuse it is behind us
         self._completions = Completions(message, runner, outbox, self._end)
         self._arrived_at = anyio.current_time()
         self._queued_at = monotonic()
         self._is_accepted = False
-        self._n_ahead = runner.places.take(message.n)
+        self._attachments = Attachments(indexes, runner, uploads, share)
 
     @property
     def _start_by(self) -> float:
@@ -66,7 +79,13 @@ class Generation(Request):
         Raises:
             RequestError: it cannot be served; nothing was submitted.
         """
-        await self._begin()
+        try:
+            await self._begin()
+        finally:
+            if not self.is_submitted:
+                self._attachments.end()
+            # It and its completions know each other: what is held here stays for a while.
+            self._keep(replace(self._wanted, prompt="", grammar=None, json_schema=None))
         self.accept()
         if self._wanted.return_progress or self._start_by < inf:
             async with anyio.create_task_group() as tasks:
@@ -76,32 +95,34 @@ class Generation(Request):
                     await self._keep_time()
 
     async def _begin(self) -> None:
-        """Prepare it and submit it; from then on nothing holds the prompt as it came."""
+        """Prepare it and submit it."""
         prepared = None
         try:
             with anyio.CancelScope(deadline=self._start_by):
                 prepared = await self._prepare()
         finally:
             self.runner.places.leave(self._wanted.n)
-            self.next_turn.set()
+            self.turn.end()
         if prepared is None:
             self.runner.figures.count_unbegun(self._wanted.n, "timeout", self._waited_s)
             raise self._too_late(self._n_ahead)
         prompt, constraint = prepared
         self._completions.submit(prompt, constraint, self._queued_at)
-        rest = replace(self._wanted, prompt="", grammar=None, json_schema=None)
+        self.share.give_back()
+
+    def _keep(self, rest: wire.Generate) -> None:
+        """Hold no more of the message than what is left of it."""
         self.message = self._wanted = self._completions.message = rest
-        self.release()
 
     async def _prepare(self) -> tuple[Prompt, object | None]:
         """Tokenize and compile, then wait for the turn: the last chance for a cancel, too."""
+        if self._attachments:
+            await self._attach()
         wanted = self._wanted
 
         def expand(engine: Engine) -> Prompt:
-            check_options(wanted, engine.model)
-            if not wanted.truncate:
-                check_tokens_fit(wanted.prompt, engine.limits.n_ctx)
-            return engine.expand(parts_of(wanted.prompt))
+            self._check(engine)
+            return self._attachments.expand(engine, wanted.prompt)
 
         prompt = await self.runner.vocabulary.read(expand, is_long=is_long(wanted.prompt))
         constraint = None
@@ -109,8 +130,26 @@ class Generation(Request):
             constraint = await self.runner.vocabulary.constrain("grammar", wanted.grammar)
         elif wanted.json_schema is not None:
             constraint = await self.runner.vocabulary.constrain("json_schema", wanted.json_schema)
-        await self._turn.wait()
+        await self.turn.come()
         return prompt, constraint
+
+    def _check(self, engine: Engine) -> None:
+        check_options(self._wanted, engine.model)
+        check_tokens_fit(self._wanted, engine.limits.n_ctx)
+
+    async def _attach(self) -> None:
+        """Have its images read, so that nothing holds their files but the store."""
+        engine = await self.runner.vocabulary.loaded()
+        check_images(engine.model)
+        self._check(engine)
+        assert not isinstance(self._wanted.prompt, str), "there is an image"
+        prompt = await self._attachments.read(self._wanted.prompt)
+        self._keep(replace(self._wanted, prompt=prompt))
+        await self._attachments.fetch(self._ask_for)
+
+    def _ask_for(self, missing: list[bytes]) -> None:
+        self.accept()
+        self.outbox.put(wire.MediaWanted(self.request_id, missing))
 
     async def _keep_time(self) -> None:
         """End it when its time is over: as failed if it still waits, else with what there is."""
@@ -175,6 +214,7 @@ class Generation(Request):
 
     def _end(self, last: wire.Finished | RequestError) -> None:
         """Give the last answer; from then on the client may use its number again."""
+        self._attachments.end()
         self._forget(self)
         if isinstance(last, RequestError):
             self.fail(last)
@@ -182,6 +222,15 @@ class Generation(Request):
             self.outbox.put(last)
 
     # --- from the session ------------------------------------------------------------------
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it may take its time until it is submitted, and others should not wait."""
+        return bool(self._attachments)
+
+    def put_file(self, data: bytes, share: Share) -> None:
+        """Take a file that its client has sent."""
+        self._attachments.put(data, share)
 
     def cancel(self) -> None:
         """End it, wherever it is."""

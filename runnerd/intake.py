@@ -2,7 +2,7 @@
 
 A prompt of a few megabytes becomes many times as much while it is tokenized, and the queue
 counts requests, not bytes. So a connection with more than its limit in preparation is not
- read on, nor is any with something in preparation while all together have too much. A connection
+read on, nor is any with something in preparation while all together have too much. A connection
 with nothing in preparation is always read: each can bring in a frame, and none shuts another out.
 """
 
@@ -42,3 +42,29 @@ class Intake:
         """Wait until a connection may be read on."""
         while self.is_full and self.n_bytes:
             await (self._whole or self).given_back.wait()
+
+
+class Share:
+    """What one message takes of an intake, until it is given back."""
+
+    def __init__(self, intake: Intake, n_bytes: int) -> None:
+        intake.take(n_bytes)
+        self._intake = intake
+        self._n_bytes = n_bytes
+
+    def shrink(self, n_bytes: int) -> None:
+        """Count so many bytes less: the rest is still needed."""
+        n_bytes = min(n_bytes, self._n_bytes)
+        self._n_bytes -= n_bytes
+        self._intake.give_back(n_bytes)
+
+    def move_to(self, intake: Intake) -> None:
+        """Count the rest elsewhere from now on."""
+        intake.take(self._n_bytes)
+        self._intake.give_back(self._n_bytes)
+        self._intake = intake
+
+    def give_back(self) -> None:
+        """Count nothing more; a second call does nothing."""
+        if self._n_bytes:
+            self.shrink(self._n_bytes)

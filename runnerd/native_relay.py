@@ -156,7 +156,12 @@ class Relay:
         self._output.emit(native.level, "native.line", fields)
 
     def _log_last_words(self) -> None:
-        """Log what was held back of the last lines: the daemon died, one of them may say why."""
+        """Log what was held back of the last lines: the daemon died, one of them may say why.
+
+        An error that was its very last line has said so, and stays the last line.
+        """
+        if self._tail and self._tail[-1].is_logged and self._tail[-1].level == "error":
+            return
         held_back = [line for line in self._tail if not line.is_logged]
         if held_back:
             self._output.emit("error", "native.cut_off", {"n_lines": len(held_back)})

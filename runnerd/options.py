@@ -1,9 +1,11 @@
 """What a request asks for, checked against the model, as the values that the core speaks in."""
 
+from collections.abc import Mapping
 from itertools import groupby
+from typing import assert_never
 
 from runnerd.core.batch import Adapter, Adapters, Sampling
-from runnerd.core.prompt import Part, TextPart, TokensPart
+from runnerd.core.prompt import ImagePart, Part, TextPart, TokensPart
 from runnerd.core.sequence import Options
 from runnerd.engine.base import ModelInfo
 from runnerd.errors import InvalidRequest, PromptTooLong, Unsupported
@@ -11,47 +13,104 @@ from runnerd_protocol import messages as wire
 
 INLINE_SIZE = 2**13  # what is longer goes through in a thread; for shorter the hop costs more
 N_SEEDS = 2**32 - 1  # llama.cpp takes the number after the last for "draw one"
+IMAGE_SIZE = 2**12  # rows of a large image: each becomes an input with a hash of its own
+NO_IMAGES: Mapping[int, ImagePart] = {}
 BAN = -1000.0  # the lowest bias of the wire: such a token is never sampled
 
 
-def parts_of(prompt: wire.Prompt) -> list[Part]:
-    """Return a request's prompt as parts; a bare string is plain text."""
+def parts_of(prompt: wire.Prompt, images: Mapping[int, ImagePart] = NO_IMAGES) -> list[Part]:
+    """Return a request's prompt as parts; a bare string is plain text.
+
+    `images` are those of its media parts, by their indexes.
+
+    Raises:
+        InvalidRequest: there is a media part without its image: the request takes none.
+    """
     if isinstance(prompt, str):
         return [TextPart(prompt)]
-    return [
-        TextPart(part.text, part.special)
-        if isinstance(part, wire.TextPart)
-        else TokensPart(tuple(part.tokens))
-        for part in prompt
-    ]
+    return [_part_of(index, part, images) for index, part in enumerate(prompt)]
+
+
+def _part_of(index: int, part: wire.Part, images: Mapping[int, ImagePart]) -> Part:
+    match part:
+        case wire.TextPart(text, special):
+            return TextPart(text, special)
+        case wire.TokensPart(tokens):
+            return TokensPart(tuple(tokens))
+        case wire.MediaPart():
+            if index not in images:
+                raise InvalidRequest(f"prompt[{index}]", "an image", "text or tokens")
+            return images[index]
+        case _:
+            assert_never(part)
+
+
+def media_indexes(prompt: wire.Prompt) -> list[int]:
+    """Return where the images of a prompt are.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    if isinstance(prompt, str):
+        return []
+    indexes = [index for index, part in enumerate(prompt) if isinstance(part, wire.MediaPart)]
+    if len(indexes) > wire.MAX_MEDIA:
+        raise InvalidRequest("prompt", f"{len(indexes)} images", f"at most {wire.MAX_MEDIA}")
+    return indexes
 
 
 def is_long(prompt: wire.Prompt) -> bool:
-    """Whether there are so many parts, characters and token ids that it takes a while."""
+    """Whether there are so many parts, characters and token ids that it takes a while.
+
+    An image counts for what a large one is expanded to.
+    """
+    return size_of(prompt) > INLINE_SIZE
+
+
+def size_of(prompt: wire.Prompt) -> int:
+    """Return how many parts, characters, token ids and image rows there are to go through."""
     if isinstance(prompt, str):
-        return len(prompt) > INLINE_SIZE
-    return len(prompt) + sum(_size_of(part) for part in prompt) > INLINE_SIZE
+        return len(prompt)
+    return sum(1 + _size_of(part) for part in prompt)
 
 
 def _size_of(part: wire.Part) -> int:
-    return len(part.text) if isinstance(part, wire.TextPart) else len(part.tokens)
+    match part:
+        case wire.TextPart(text=text):
+            return len(text)
+        case wire.TokensPart(tokens=tokens):
+            return len(tokens)
+        case wire.MediaPart():
+            return IMAGE_SIZE
+        case _:
+            assert_never(part)
 
 
-def check_tokens_fit(prompt: wire.Prompt, n_ctx: int) -> None:
+def check_tokens_fit(request: wire.Generate, n_ctx: int) -> None:
     """Refuse more token ids than the context holds, before anything is made of them.
 
     Raises:
-        PromptTooLong: with their number, which any text comes on top of.
+        PromptTooLong: with their number, which texts and images come on top of.
     """
-    if isinstance(prompt, str):
+    if request.truncate or isinstance(request.prompt, str):
         return
-    n_tokens = sum(len(part.tokens) for part in prompt if isinstance(part, wire.TokensPart))
+    n_tokens = sum(len(part.tokens) for part in request.prompt if isinstance(part, wire.TokensPart))
     if n_tokens > n_ctx:
         raise PromptTooLong(
             f"prompt of at least {n_tokens} tokens, context holds {n_ctx}",
             n_prompt=n_tokens,
             n_ctx=n_ctx,
         )
+
+
+def check_images(model: ModelInfo) -> None:
+    """Refuse images that the model cannot read, before anything is made of them.
+
+    Raises:
+        Unsupported: it reads none.
+    """
+    if not model.n_image_rows:
+        raise Unsupported(f"{model.name} reads no images")
 
 
 def check_options(request: wire.Generate, model: ModelInfo) -> None:

@@ -155,7 +155,7 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         n_generated_tokens=figures.n_generated_tokens,
         tokens_per_s=round(figures.tokens_per_s(now), 2),
         step_ms=round(figures.step_s * 1e3, 3),
-        step_age_s=round(runner.step.age_s, 3),
+        step_age_s=round(max(runner.step.age_s, runner.encode.age_s), 3),
         resident_bytes=_memory.n_bytes(now),
         n_cached_tokens=figures.n_cached_tokens,
         n_cancelled=figures.n_cancelled,
@@ -172,6 +172,13 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         prefill_s=round(figures.prefill_s, 3),
         decode_s=round(figures.decode_s, 3),
         sampling_s=round(figures.sampling_s, 3),
+        n_images=runner.pictures.n_images,
+        n_images_encoded=figures.n_images_encoded,
+        image_cache_bytes=runner.image_cache_bytes,
+        encode_s=round(figures.encode_s, 3),
+        n_images_decoded=runner.pictures.n_decoded,
+        image_store_bytes=runner.pictures.n_bytes,
+        image_store_bytes_in_use=runner.pictures.n_bytes_in_use,
     )
 
 
@@ -197,4 +204,7 @@ def model(request_id: int, engine: Engine) -> wire.Model:
         poolings=list(info.poolings),
         eos_token=info.eos_token,
         adds_bos=info.adds_bos,
+        n_image_rows=info.n_image_rows,
+        n_batch=limits.n_batch,
+        n_ubatch=limits.n_ubatch,
     )

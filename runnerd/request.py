@@ -1,10 +1,9 @@
 """One request in progress, and what it tells its client: exactly one last answer in the end."""
 
-from collections.abc import Callable
-
 import anyio
 
 from runnerd.errors import Cancelled, RequestError
+from runnerd.intake import Share
 from runnerd.outbox import Outbox
 from runnerd.replies import failed
 from runnerd.runner import Runner
@@ -21,19 +20,17 @@ RequestMessage = (
 )
 
 
-def nothing() -> None:
-    """Release nothing: nobody counts it."""
-
-
 class Request:
     """A request, and where its answers go. Its task runs under its scope.
 
-    `release` is called, once or more, when it no longer needs what its message holds.
+    `share` is what its message counts for, to be given back once that is not needed any more.
     """
 
-    def __init__(self, message: RequestMessage, runner: Runner, outbox: Outbox) -> None:
+    def __init__(
+        self, message: RequestMessage, runner: Runner, outbox: Outbox, share: Share
+    ) -> None:
         self.message = message
-        self.release: Callable[[], None] = nothing
+        self.share = share
         self.runner = runner
         self.outbox = outbox
         self.scope = anyio.CancelScope()

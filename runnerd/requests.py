@@ -5,7 +5,6 @@ through the outbox. Each request ends in exactly one last answer, whatever happe
 """
 
 from collections.abc import Awaitable
-from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,22 +16,17 @@ from runnerd.embed_request import Embedding
 from runnerd.engine.base import Engine
 from runnerd.errors import Overloaded, RequestError
 from runnerd.generation import Generation
-from runnerd.intake import Intake
+from runnerd.intake import Intake, Share
 from runnerd.options import INLINE_SIZE, is_long, parts_of
 from runnerd.outbox import Outbox
 from runnerd.replies import failed, model
-from runnerd.request import Request, RequestMessage, nothing
+from runnerd.request import Request, RequestMessage
 from runnerd.runner import Runner
+from runnerd.turn import Turn
+from runnerd.uploads import Uploads
 from runnerd_protocol import messages as wire
 
 MAY_TAKE_LONG = wire.Generate | wire.Embed | wire.Subscribe
-
-
-def _already() -> anyio.Event:
-    """Return an event that has happened."""
-    event = anyio.Event()
-    event.set()
-    return event
 
 
 class Requests:
@@ -52,8 +46,10 @@ class Requests:
         self._limits = limits
         self._board = board
         self._intake = Intake(limits.intake_bytes, runner.intake)
+        self.uploads = Uploads(limits.intake_bytes, runner.uploads, limits.media_timeout_s)
         self._requests: dict[int, Request] = {}
-        self._last_turn = _already()
+        self._last_turn = Turn()
+        self._last_turn.end()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -68,19 +64,20 @@ class Requests:
         if isinstance(message, wire.GetStatus):
             self._outbox.put(self._board.status(request_id))
             return
+        share = Share(self._intake, n_bytes)
         try:
             self._check_limits(message)
-            request = self._request_of(message)
+            request = self._request_of(message, share)
         except RequestError as err:
+            share.give_back()
             self._outbox.put(failed(request_id, err))
             return
         self._requests[request_id] = request
         if isinstance(request, Generation):
-            self._last_turn = request.next_turn
+            if not request.has_images:  # nobody waits for those
+                self._last_turn = request.turn
             if self._runner.engine is None:
                 request.accept()
-        self._intake.take(n_bytes)
-        request.release = partial(self._release, request, n_bytes)
         self._tasks.start_soon(self._run, request)
 
     def _check_limits(self, message: RequestMessage) -> None:
@@ -105,22 +102,24 @@ class Requests:
     def _n_subscriptions(self) -> int:
         return sum(isinstance(each.message, wire.Subscribe) for each in self._requests.values())
 
-    def _request_of(self, message: RequestMessage) -> Request:
+    def _request_of(self, message: RequestMessage, share: Share) -> Request:
         runner, outbox = self._runner, self._outbox
         match message:
             case wire.Generate():
-                return Generation(message, runner, outbox, self._last_turn, self._forget)
+                turn = Turn(self._last_turn)
+                return Generation(message, runner, outbox, share, self.uploads, turn, self._forget)
             case wire.Embed():
-                request = Embedding(message, runner, outbox)
+                request = Embedding(message, runner, outbox, share)
                 runner.figures.n_embeds += 1
                 return request
             case _:
-                return Request(message, runner, outbox)
+                return Request(message, runner, outbox, share)
 
-    def _release(self, request: Request, n_bytes: int) -> None:
-        """Count a request's bytes no more."""
-        self._intake.give_back(n_bytes)
-        request.release = nothing
+    def put_file(self, message: wire.Media, n_bytes: int) -> None:
+        """Hand a file to the request that has asked for it."""
+        request = self._requests.get(message.request_id)
+        if isinstance(request, Generation):
+            request.put_file(message.data, Share(self._intake, n_bytes))
 
     def cancel(self, request_id: int) -> None:
         """End what may take long, of this connection; the rest is answered soon anyway."""
@@ -149,7 +148,7 @@ class Requests:
             self._runner.figures.n_embeds_failed += isinstance(request, Embedding)
             request.fail(err)
         finally:
-            request.release()
+            request.share.give_back()
         if not isinstance(request, Generation) or not request.is_submitted:
             self._forget(request)
 

@@ -21,6 +21,8 @@ from runnerd.errors import ConfigError, LoadError, LoadFailed, RequestError, Shu
 from runnerd.figures import Figures
 from runnerd.intake import Intake
 from runnerd.loading import Loader, Loading
+from runnerd.media.store import PictureStore
+from runnerd.opening import open_loop
 from runnerd.places import Places
 from runnerd.step_watch import StepWatch
 from runnerd.vocabulary import Vocabulary
@@ -43,10 +45,13 @@ class Runner:
         self.places = Places(config.engine.n_slots, config.max_queue, self._check_open)
         self.vocabulary = Vocabulary(self.loading, self._engine_in_use)
         self.intake = Intake(INTAKE_BYTES)
+        self.uploads = Intake(INTAKE_BYTES)
+        self.pictures = PictureStore(config.images)
         self._error: LoadError | ConfigError | None = None
         self._thread: EngineThread | None = None
         self._loop: DecodeLoop | None = None
         self.step = StepWatch(config.step_timeout_s, self._tell_change)
+        self.encode = StepWatch(config.step_timeout_s, self._tell_change)
         self._is_stopping = False
         self._n_sequences = 0
 
@@ -82,21 +87,20 @@ class Runner:
 
     async def _open(self, thread: EngineThread) -> DecodeLoop:
         self._set_state("loading")
-        target_itl_s = self.config.target_itl_ms / 1e3
+        watches = self.step, self.encode
         try:
             engine = await self.loading.run(thread, self.config.engine)
-            n_bytes = self.config.checkpoint_mib * 2**20
-            batcher = Batcher(engine.limits, engine, target_itl_s, n_bytes)
+            batcher, loop = open_loop(
+                self.config, engine, thread, self.figures, watches, self.pictures, self.give_up
+            )
         except (LoadError, ConfigError) as err:
             self._end_load(err)
             raise
         except Exception:
             self._end_load(LoadError("an internal error"))
             raise
-        self.engine, self.batcher, self.places.batcher = engine, batcher, batcher
-        loop = self._loop = DecodeLoop(
-            batcher, engine, thread, self.figures, self.step, self.give_up, target_itl_s
-        )
+        self.engine, self._loop = engine, loop
+        self.batcher = self.places.batcher = batcher
         if self._is_stopping:
             loop.stop()
         else:
@@ -244,5 +248,11 @@ class Runner:
 
     @property
     def health(self) -> DaemonState:
-        """The state, or `stalled` when the step in progress has taken too long."""
-        return "stalled" if self.step.is_late else self.state
+        """The state, or `stalled` when a step or an encode has taken too long so far."""
+        return "stalled" if self.step.is_late or self.encode.is_late else self.state
+
+    @property
+    def image_cache_bytes(self) -> int:
+        """Memory of the encoded images that are kept."""
+        encoding = None if self._loop is None else self._loop.encoding
+        return 0 if encoding is None else encoding.cache_bytes

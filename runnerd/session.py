@@ -26,6 +26,7 @@ from runnerd_protocol.messages import (
     DaemonMessage,
     Failed,
     Hello,
+    Media,
     ProtocolError,
     Welcome,
 )
@@ -33,6 +34,7 @@ from runnerd_protocol.messages import (
 log = structlog.get_logger()
 
 READ_BYTES = 2**14  # at a time: 25 ms of work for everybody to wait for, if it is all garbage
+BULK_BYTES = 2**18  # of a frame that has begun and lacks as much: a socket's buffer holds no more
 
 
 class Session:
@@ -86,27 +88,41 @@ class Session:
         while self._connection.state != "closed":
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
-                    data = await receive(self._socket, READ_BYTES)
+                    data = await self._receive()
             except TimeoutError:
                 self._break_off(self._timeout())
                 return
             if not data:
                 self._end_of_input()
                 return
-            events = self._connection.receive(data)
-            for event, n_bytes in zip(events, self._connection.event_bytes, strict=True):
-                self._handle(event, n_bytes)
+            self._take_in(data)
             stopped_at = anyio.current_time()
-            await self._outbox.wait_for_room()
-            await self._requests.wait_for_room()
+            with self._requests.uploads.unread():
+                await self._outbox.wait_for_room()
+                await self._requests.wait_for_room()
             deadline += anyio.current_time() - stopped_at  # that it took so long was our doing
             if self._connection.version is None:
                 continue
             if not self._connection.is_mid_frame:
                 deadline = float("inf")
+                self._requests.uploads.end_frame()
             elif deadline == float("inf") or n_frames != self._connection.n_frames:
                 deadline = anyio.current_time() + self._limits.frame_timeout_s
+                self._requests.uploads.begin_frame()
             n_frames = self._connection.n_frames
+
+    async def _receive(self) -> bytes:
+        """Return what there is: much amid a large frame, with which nothing is to be done yet."""
+        n_missing = self._connection.n_missing
+        if n_missing <= READ_BYTES:
+            return await receive(self._socket, READ_BYTES)
+        return await receive(self._socket, min(n_missing, BULK_BYTES))
+
+    def _take_in(self, data: bytes) -> None:
+        """Act on what has come; none of it is held here while the next read waits."""
+        events = self._connection.receive(data)
+        for event, n_bytes in zip(events, self._connection.event_bytes, strict=True):
+            self._handle(event, n_bytes)
 
     def _timeout(self) -> ProtocolError:
         if self._connection.version is None:
@@ -124,6 +140,7 @@ class Session:
 
     def _close_unread(self) -> None:
         """Close once all is answered; nobody reads any more, so see to it if the client goes."""
+        self._requests.uploads.end()
         self._tasks.start_soon(self._watch_for_hang_up)
         self.close()
 
@@ -154,6 +171,8 @@ class Session:
                 self._outbox.put(Welcome(version, self._limits.max_frame_bytes, SERVER_NAME))
             case Cancel(request_id=request_id):
                 self._requests.cancel(request_id)
+            case Media():
+                self._requests.put_file(event, n_bytes)
             case ProtocolError():
                 self._n_complaints += 1
                 if self._n_complaints == 1:  # a client must not fill the log

@@ -1,4 +1,4 @@
-"""The step in progress: since when it runs, and whether that is too long."""
+"""The step, or the encode, in progress: since when it runs, and whether that is too long."""
 
 from collections.abc import Callable
 from time import monotonic

@@ -35,7 +35,11 @@ class CannotConnect(ClientError):
 
 
 class CannotSend(ClientError):
-    """The request is too large or holds what cannot be encoded. Nothing was sent."""
+    """The request is too large, holds what cannot be encoded, or lacks an image that is wanted."""
+
+
+class CannotRead(ClientError):
+    """The file of an image cannot be read. Nothing was sent."""
 
 
 class RequestFailed(ClientError):
@@ -60,7 +64,7 @@ class Mailbox:
         self._only_newest = only_newest
         self._messages: deque[DaemonMessage] = deque()
         self._news: anyio.Event | None = None
-        self._loss: str | None = None
+        self._loss: tuple[type[ClientError], str] | None = None
 
     def put(self, message: DaemonMessage) -> None:
         """Add what has come."""
@@ -69,9 +73,9 @@ class Mailbox:
         self._messages.append(message)
         self._wake()
 
-    def lose(self, loss: str) -> None:
-        """Say that no more will come, and why."""
-        self._loss = loss
+    def lose(self, loss: str, kind: type[ClientError] = ConnectionLost) -> None:
+        """Say that no more will come, and why; `kind` is what to raise."""
+        self._loss = kind, loss
         self._wake()
 
     def _wake(self) -> None:
@@ -84,11 +88,12 @@ class Mailbox:
 
         Raises:
             RequestFailed: the daemon said `Failed`.
-            ConnectionLost: there is no more.
+            ConnectionLost, CannotSend: there is no more.
         """
         while not self._messages:
             if self._loss is not None:
-                raise ConnectionLost(self._loss)
+                kind, why = self._loss
+                raise kind(why)
             if self._news is None:
                 self._news = anyio.Event()
             await self._news.wait()
@@ -132,6 +137,7 @@ class GenerationStream(_Stream[Delta]):
 
         Raises:
             RequestFailed: the daemon could not complete the request.
+            CannotSend: it wants an image that was given by its hash alone.
             ConnectionLost: the connection ended before the request did.
         """
         while (event := await self.event()) is not None:

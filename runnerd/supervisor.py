@@ -20,6 +20,7 @@ from runnerd.config import Config, check_config
 from runnerd.engine import open_engine
 from runnerd.errors import ConfigError, EngineBroken, LoadError
 from runnerd.listener import BoundSocket, bind_unix
+from runnerd.malloc import return_large_blocks
 from runnerd.replies import status
 from runnerd.runner import Runner
 from runnerd.server import Server
@@ -245,6 +246,7 @@ def start(
     before_kill: Callable[[], None] | None = None,
 ) -> int:
     """Run the daemon in an event loop of its own; return the exit status."""
+    return_large_blocks()
     options: dict[str, object] = {}
     if backend == "asyncio":
         options["use_uvloop"] = _has_uvloop()

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
-from anyio import to_thread
 
 from runnerd.engine.base import ConstraintKind, Engine
 from runnerd.loading import Loading
+from runnerd.threads import in_thread
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Vocabulary:
         if not is_long:
             return function(engine)
         async with self._reading:
-            return await to_thread.run_sync(function, await self.loaded())
+            return await in_thread(partial(function, await self.loaded()))
 
     async def constrain(self, kind: ConstraintKind, text: str) -> object:
         """Compile a grammar or a schema in a thread, one at a time, for `Sampling.constraint`.
@@ -54,7 +55,7 @@ class Vocabulary:
         """
         async with self._compiling:
             engine = await self.loaded()
-            return await to_thread.run_sync(engine.constrain, kind, text)
+            return await in_thread(partial(engine.constrain, kind, text))
 
     @asynccontextmanager
     async def unread(self) -> AsyncIterator[None]:

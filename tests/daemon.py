@@ -14,7 +14,7 @@ from anyio.abc import SocketAttribute, UNIXSocketStream
 from msgspec.msgpack import Decoder
 
 from runnerd.client import Client, GenerationStream, connect
-from runnerd.config import Config, SessionLimits
+from runnerd.config import Config, ImageLimits, SessionLimits
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine
@@ -98,6 +98,7 @@ async def running_daemon(
     max_queue: int = 512,
     max_connections: int = 256,
     step_timeout_s: float = 60.0,
+    images: ImageLimits = ImageLimits(),  # noqa: B008  # frozen
 ) -> AsyncIterator[Daemon]:
     """Run a daemon on the reference engine; whatever a test leaves running is cancelled."""
     engine = EngineConfig(
@@ -119,6 +120,7 @@ async def running_daemon(
             max_queue=max_queue,
             max_connections=max_connections,
             step_timeout_s=step_timeout_s,
+            images=images,
             session=limits,
         )
         runner = Runner(config, load or open_engine)

@@ -11,6 +11,7 @@ from runnerd.core.sequence import Options, Priority, admit
 from runnerd.core.sequence import Sequence as Running
 
 END = 0  # the token that ends a generation
+BEGIN_MARK, BETWEEN_MARK, END_MARK = 60, 44, 62  # tokens round an image, and between its tiles
 GREEDY = Sampling()
 
 
@@ -26,12 +27,18 @@ class ByteVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A medium of a prompt: `n_rows` inputs at `n_pos` positions (as many if not given)."""
+    """A medium of a prompt: `n_rows` inputs at `n_pos` positions (as many if not given).
+
+    Each of `n_tiles` is a group of so many; all are one unit, with the marks if there are any.
+    """
 
     media_id: int
     n_rows: int
     n_pos: int = 0
     one_pass: bool = True
+    encoded: bool = False
+    n_tiles: int = 1
+    has_marks: bool = False
 
 
 def make_prompt(*parts: Sequence[int] | Image) -> Prompt:
@@ -39,14 +46,44 @@ def make_prompt(*parts: Sequence[int] | Image) -> Prompt:
     inputs: list[int] = []
     groups: list[Group] = []
     for part in parts:
-        start = len(inputs)
         if isinstance(part, Image):
-            inputs += [media_key(part.media_id, row) for row in range(part.n_rows)]
-            n_pos = part.n_pos or part.n_rows
-            groups.append(Group(start, len(inputs), n_pos, part.media_id, part.one_pass))
+            unit = _unit_of(part)
+            groups += [group.moved(len(inputs)) for group in unit.groups]
+            inputs += unit.inputs
         else:
             inputs += part
     return Prompt(tuple(inputs), tuple(groups))
+
+
+def _unit_of(image: Image) -> Prompt:
+    """Return an image with the tokens that belong to it."""
+    inputs = [BEGIN_MARK] if image.has_marks else []
+    starts: list[int] = []
+    for row in range(0, image.n_tiles * image.n_rows, image.n_rows):
+        inputs += [BETWEEN_MARK] if starts else []
+        starts.append(len(inputs))
+        inputs += [media_key(image.media_id, row + n) for n in range(image.n_rows)]
+    inputs += [END_MARK] if image.has_marks else []
+    groups = [
+        Group(
+            start=start,
+            stop=start + image.n_rows,
+            n_pos=image.n_pos or image.n_rows,
+            media_id=image.media_id,
+            one_pass=image.one_pass,
+            row0=tile * image.n_rows,
+            encoded=image.encoded,
+            lead=start,
+            trail=len(inputs) - start - image.n_rows,
+        )
+        for tile, start in enumerate(starts)
+    ]
+    return Prompt(tuple(inputs), tuple(groups))
+
+
+def rows_named(media_id: int) -> str:
+    """Return what stands for a medium's rows where only the core sees them."""
+    return f"rows of {media_id}"
 
 
 def make_limits(

@@ -77,12 +77,17 @@ class ServerConnection:
         return self._frames.is_mid_frame
 
     @property
+    def n_missing(self) -> int:
+        """How many bytes the frame in progress lacks, as far as it is known; 0: there is none."""
+        return self._frames.n_missing
+
+    @property
     def n_frames(self) -> int:
         """Complete frames so far: while it stands still, an incomplete one is the same."""
         return self._frames.n_frames
 
     def receive(self, data: bytes) -> list[ClientMessage | Rejection]:
-        """Return what the client has said, in order. A cancel of nothing is left out.
+        """Return what the client has said, in order; what is about nothing is left out.
 
         After a fatal rejection, or the client's own fatal `ProtocolError`, nothing is read.
         `event_bytes` are then the payload bytes of each of these events.

@@ -54,6 +54,7 @@ FailedCode = Literal[
     "duplicate_id",
     "prompt_too_long",
     "bad_grammar",
+    "invalid_media",
     "unsupported",
     "answer_too_large",
     "overloaded",
@@ -90,10 +91,15 @@ FAILED_CODES: dict[FailedCode, CodeMeaning] = {
     "duplicate_id": CodeMeaning("client", False, "the id is in use; its first request goes on"),
     "prompt_too_long": CodeMeaning("client", False, "the prompt leaves no room in the context"),
     "bad_grammar": CodeMeaning("client", False, "the grammar or schema cannot be compiled"),
+    "invalid_media": CodeMeaning(
+        "client", False, "an image cannot be read, is beyond the limits, or was not sent"
+    ),
     "unsupported": CodeMeaning("client", False, "the model that is loaded cannot do this"),
     "answer_too_large": CodeMeaning("client", False, "the answer does not fit into one frame"),
     "overloaded": CodeMeaning(
-        "client", True, "the queue is full, or the connection asks for too much at once"
+        "client",
+        True,
+        "the queue or the store of images is full, or the connection asks for too much",
     ),
     "queue_timeout": CodeMeaning("client", True, "it was not begun in the time that it could wait"),
     "cancelled": CodeMeaning("client", False, "its embeddings were no longer wanted"),

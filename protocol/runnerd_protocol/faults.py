@@ -5,7 +5,7 @@ gigabyte. Fields are cut out as raw bytes, and only a short one is looked into.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from reprlib import Repr
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from msgspec.msgpack import Decoder, decode
 from msgspec.structs import fields
 
 from runnerd_protocol.errors import Details
-from runnerd_protocol.messages import ClientMessage, DaemonMessage, RequestId
+from runnerd_protocol.messages import ClientMessage, DaemonMessage, Media, Message, RequestId
 
 MAX_VALUE_CHARS = 64
 MAX_INSPECTED_BYTES = 65536  # a longer value is told by its size; no stop string is as long
@@ -45,7 +45,10 @@ class Envelope(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a payload is refused, and the request id in it if there is a readable one."""
+    """Why a payload is refused, and the request id in it if there is a readable one.
+
+    The id in an answer to a question is no request's own: it is in the details.
+    """
 
     code: Literal["bad_message", "invalid_request"]
     message: str
@@ -71,12 +74,25 @@ def find_fault(payload: bytes, err: DecodeError | RecursionError) -> Fault:
     if tag not in _CLIENT_TAGS:
         whose = "a message of the daemon" if tag in _DAEMON_TAGS else "an unknown message"
         return Fault("bad_message", f"{_abridged.repr(tag)} is {whose}", request_id, {})
+    fault = _fault_of(payload, _CLIENT_TAGS[tag], err, request_id)
+    if _CLIENT_TAGS[tag] is Media and request_id is not None:
+        return replace(fault, request_id=None, details={"request_id": request_id, **fault.details})
+    return fault
+
+
+def _fault_of(
+    payload: bytes,
+    kind: type[Message],
+    err: DecodeError | RecursionError,
+    request_id: int | None,
+) -> Fault:
+    """Explain why a payload is no message of the kind that it says it is."""
     found = _REASON.fullmatch(str(err))
     if not isinstance(err, ValidationError) or found is None:
         return Fault("bad_message", f"not a message: {_abridge(str(err))}", request_id, {})
     path, reason = (found["path"] or "").lstrip("."), found["reason"]
     # msgspec does not say which entry of a map is bad.
-    expected = {field.name: field.type for field in fields(_CLIENT_TAGS[tag])}
+    expected = {field.name: field.type for field in fields(kind)}
     name = path.removesuffix("[...]")
     if found["in_key"] and name in expected:
         key, _ = _bad_entry(payload, name, expected[name])

@@ -52,32 +52,38 @@ class FrameDecoder:
         """Whether a frame has begun and is not complete."""
         return bool(self._pending)
 
+    @property
+    def n_missing(self) -> int:
+        """How many bytes the frame in progress lacks, as far as it is known; 0: there is none."""
+        return self._n_needed - len(self._pending) if self._pending else 0
+
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads that `data` completes, in order.
 
         Raises:
             FrameTooLarge: as soon as a header is read whose length is above the limit.
         """
+        stream: bytes | memoryview = data
         if self._pending:
             self._pending += data
             if len(self._pending) < self._n_needed:
                 return []
-            data = bytes(self._pending)
+            stream = memoryview(self._pending)  # a slice of it is no copy
             self._pending = bytearray()
         payloads: list[bytes] = []
-        start, n_bytes = 0, len(data)
+        start, n_bytes = 0, len(stream)
         self._n_needed = HEADER_BYTES
         while n_bytes - start >= HEADER_BYTES:
-            (length,) = _read_header(data, start)
+            (length,) = _read_header(stream, start)
             if length > self.max_frame_bytes:
                 raise FrameTooLarge(length, self.max_frame_bytes, payloads)
             stop = start + HEADER_BYTES + length
             if stop > n_bytes:
                 self._n_needed = HEADER_BYTES + length
                 break
-            payloads.append(data[start + HEADER_BYTES : stop])
+            payloads.append(bytes(stream[start + HEADER_BYTES : stop]))
             start = stop
         if start < n_bytes:
-            self._pending += data[start:]
+            self._pending += stream[start:]
         self.n_frames += len(payloads)
         return payloads

@@ -6,8 +6,11 @@ Bounds are part of the types: decoding checks them, so NaN and infinities never 
 """
 
 from runnerd_protocol.prompts import (
+    MAX_MEDIA,
+    ContentHash,
     DaemonState,
     FinishReason,
+    MediaPart,
     Message,
     Part,
     Pooling,
@@ -24,6 +27,7 @@ from runnerd_protocol.replies import (
     Embeddings,
     Failed,
     Finished,
+    MediaWanted,
     PromptProgress,
     Text,
     Timings,
@@ -42,6 +46,7 @@ from runnerd_protocol.requests import (
     GetModel,
     GetStatus,
     Hello,
+    Media,
     Name,
     Priority,
     Seconds,
@@ -52,6 +57,7 @@ from runnerd_protocol.requests import (
 from runnerd_protocol.state import Model, ProtocolError, Status, Welcome
 
 __all__ = [
+    "MAX_MEDIA",
     "PROTOCOL_VERSION",
     "Accepted",
     "Adapter",
@@ -60,6 +66,7 @@ __all__ = [
     "Cancel",
     "Choice",
     "ClientMessage",
+    "ContentHash",
     "DaemonMessage",
     "DaemonState",
     "Delta",
@@ -73,6 +80,9 @@ __all__ = [
     "GetModel",
     "GetStatus",
     "Hello",
+    "Media",
+    "MediaPart",
+    "MediaWanted",
     "Message",
     "Model",
     "Name",
@@ -104,6 +114,7 @@ PROTOCOL_VERSION = 1
 ClientMessage = (
     Hello
     | Generate
+    | Media
     | Embed
     | Tokenize
     | Detokenize
@@ -116,6 +127,7 @@ ClientMessage = (
 DaemonMessage = (
     Welcome
     | Accepted
+    | MediaWanted
     | PromptProgress
     | Delta
     | Finished

@@ -21,6 +21,8 @@ from runnerd_protocol.messages import (
     GetModel,
     GetStatus,
     Hello,
+    Media,
+    MediaWanted,
     Message,
     Model,
     PromptProgress,
@@ -62,7 +64,7 @@ FIRST_PHASE: dict[type[Message], Phase] = {
 # What a client may send; nobody has to wait for the welcome before asking.
 FROM_CLIENT: dict[ClientSide, frozenset[type[Message]]] = {
     "awaiting_hello": frozenset({Hello, ProtocolError}),
-    "open": frozenset({*FIRST_PHASE, Cancel, ProtocolError}),
+    "open": frozenset({*FIRST_PHASE, Media, Cancel, ProtocolError}),
     "closed": frozenset(),
 }
 
@@ -73,6 +75,7 @@ FROM_DAEMON: dict[DaemonSide, frozenset[type[Message]]] = {
     "open": frozenset(
         {
             Accepted,
+            MediaWanted,
             PromptProgress,
             Delta,
             Finished,
@@ -94,6 +97,8 @@ PHASES: dict[Phase, dict[Event, Phase]] = {
     "asked": {Cancel: "asked", Accepted: "generating", Failed: "ended"},
     "generating": {
         Cancel: "generating",
+        MediaWanted: "generating",
+        Media: "generating",
         PromptProgress: "generating",
         Delta: "generating",
         Finished: "ended",
@@ -140,7 +145,9 @@ class Order:
         self.phases: dict[int, Phase] = {}
 
     def client_sends(self, message: ClientMessage) -> bool:
-        """Move on by a message to the daemon; return False for a cancel of nothing.
+        """Move on by a message to the daemon; return False for one about nothing.
+
+        That is a cancel or a file for a request that has ended, or for another kind.
 
         Raises:
             DuplicateId: the message's id is active. Nothing has changed.
@@ -156,8 +163,9 @@ class Order:
             case ProtocolError(fatal=fatal):
                 if fatal:
                     self.from_client = "closed"
-            case Cancel(request_id=request_id):
-                return request_id in self.phases and Cancel in PHASES[self.phases[request_id]]
+            case Cancel(request_id=request_id) | Media(request_id=request_id):
+                phase = self.phases.get(request_id)
+                return phase is not None and type(message) in PHASES[phase]
             case _:
                 if message.request_id in self.phases:
                     raise DuplicateId(message.request_id)

@@ -31,5 +31,22 @@ class TokensPart(Message, frozen=True, tag="tokens"):
     tokens: TokenIds
 
 
-Part = TextPart | TokensPart
+MAX_MEDIA = 64  # images in one prompt: more would not fit into a context that is in use today
+
+ContentHash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class MediaPart(Message, frozen=True, tag="media"):
+    """An image: a whole PNG, JPEG, WebP, GIF (its first frame counts) or BMP file.
+
+    `sha256` of a file may stand for it: without `data`, the daemon looks among what the connection
+    has sent, and asks for it (`MediaWanted`) where it is not there any more. With both they must
+    agree. A prompt has at most `MAX_MEDIA` of these.
+    """
+
+    data: bytes = b""
+    sha256: ContentHash | None = None
+
+
+Part = TextPart | TokensPart | MediaPart
 Prompt = str | Annotated[list[Part], Meta(max_length=4096)]

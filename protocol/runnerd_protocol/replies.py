@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from runnerd_protocol.prompts import DaemonState, FinishReason, Message, RequestId
+from runnerd_protocol.prompts import ContentHash, DaemonState, FinishReason, Message, RequestId
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
@@ -12,6 +12,17 @@ class Accepted(Message, frozen=True, tag="accepted"):
     n_ahead: int = 0
     state: DaemonState = "ready"
     load_fraction: float = 1.0
+
+
+class MediaWanted(Message, frozen=True, tag="media_wanted"):
+    """Files of a `Generate` that came by their hashes, and are not here: each is to be sent.
+
+    Each in a `Media` of its own, in any order, before the request can begin. Comes after
+    `Accepted`, and once.
+    """
+
+    request_id: RequestId
+    sha256: list[ContentHash]
 
 
 class PromptProgress(Message, frozen=True, tag="prompt_progress"):

@@ -88,6 +88,13 @@ class Generate(Message, frozen=True, tag="generate"):
     return_progress: bool = False
 
 
+class Media(Message, frozen=True, tag="media_data"):
+    """The answer to `MediaWanted`: one of the files asked for. One that was not is ignored."""
+
+    request_id: RequestId
+    data: bytes
+
+
 class Embed(Message, frozen=True, tag="embed"):
     """Turn each input into an embedding; with `normalize`, of length 1.
 

@@ -15,8 +15,11 @@ class Status(Message, frozen=True, tag="status"):
     """How the daemon is doing. Counters run from its start.
 
     `load_fraction` is how far `load_phase` is; each phase begins anew. `step_age_s` is the age
-    of the forward pass in progress, 0 when there is none.
+    of the forward pass or the encoding in progress, the older one; 0 when there is none.
     `tokens_per_s` covers the last few seconds. `resident_bytes` is the process's memory.
+    Of `n_images` that came with requests `n_images_encoded` had to be encoded, in `encode_s`;
+    `n_images_decoded` counts files, some of them more than once. `image_store_bytes` is the memory
+    of the files that are kept, `image_store_bytes_in_use` of those that requests need.
     """
 
     request_id: RequestId
@@ -60,13 +63,21 @@ class Status(Message, frozen=True, tag="status"):
     sampling_s: float = 0.0
     n_embeds: int = 0
     n_embeds_failed: int = 0
+    n_images: int = 0
+    n_images_encoded: int = 0
+    image_cache_bytes: int = 0
+    encode_s: float = 0.0
+    n_images_decoded: int = 0
+    image_store_bytes: int = 0
+    image_store_bytes_in_use: int = 0
 
 
 class Model(Message, frozen=True, tag="model"):
     """What is loaded. `chat_template` is the model's own Jinja text, empty if it has none.
 
     `bos_token` and `eos_token` are what it means by that. The daemon puts `bos_token` before a
-    prompt only where `adds_bos` is set.
+    prompt only where `adds_bos` is set. `n_image_rows` is the most inputs that an image takes;
+    0: the model reads no images.
     """
 
     request_id: RequestId
@@ -87,6 +98,9 @@ class Model(Message, frozen=True, tag="model"):
     poolings: list[Pooling] = []
     eos_token: int | None = None
     adds_bos: bool = True
+    n_image_rows: int = 0
+    n_batch: int = 0
+    n_ubatch: int = 0
 
 
 class ProtocolError(Message, frozen=True, tag="protocol_error"):

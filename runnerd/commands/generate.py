@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 import anyio
 import typer
 
-from runnerd.client import GenerateOptions
+from runnerd.client import CannotRead, CannotSend, GenerateOptions
 from runnerd.commands.answer import stream_answer, write_json, write_summary
 from runnerd.commands.failure import (
     NO_INPUT,
@@ -17,7 +17,9 @@ from runnerd.commands.failure import (
     translated,
 )
 from runnerd.commands.private import any_daemon, chat_prompt
-from runnerd_protocol.messages import Adapter, Prompt
+from runnerd.prompt_parts import read_image
+from runnerd_protocol.framing import DEFAULT_MAX_FRAME_BYTES
+from runnerd_protocol.messages import Adapter, MediaPart, Prompt, TextPart
 
 
 def _number(what: str, low: float, high: float) -> object:
@@ -47,6 +49,10 @@ def generate(
         bool, typer.Option("--chat", help="Put the prompt as a user's message to the model.")
     ] = False,
     system: Annotated[str, typer.Option(help="A system message before it.")] = "",
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="An image before the text; may be repeated.", metavar="FILE"),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Generate at most so many.")] = None,
     temperature: Annotated[
         float | None, _number("0: always the likeliest token.", 0.0, 100.0)
@@ -89,6 +95,13 @@ def generate(
         list[str] | None,
         typer.Option(help="Load it into the private daemon; may be repeated.", metavar="NAME=PATH"),
     ] = None,
+    mmproj: Annotated[
+        Path | None,
+        typer.Option(
+            help="What the private daemon reads images with: the model's projector.",
+            metavar="FILE",
+        ),
+    ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=64, help="So many completions.")] = 1,
     timeout: Annotated[float | None, _number("End after so many seconds.", 0.001, 86400.0)] = None,
     verbose: Annotated[
@@ -116,6 +129,10 @@ def generate(
         raise CommandFailed(
             "--lora goes with --model: a daemon has what it was started with", USAGE
         )
+    if mmproj and model is None:
+        raise CommandFailed(
+            "--mmproj goes with --model: a daemon has what it was started with", USAGE
+        )
     if adapter and model is not None and not lora:
         raise CommandFailed("--adapter needs --lora NAME=PATH, for a daemon on --model", USAGE)
     if grammar and json_schema:
@@ -139,11 +156,16 @@ def generate(
     }
     # Their types are those of the parameters above.
     options = cast("GenerateOptions", {k: v for k, v in given.items() if v is not None})
+    images = [_read_image(path) for path in image or ()]
     text = _read_prompt(prompt)
 
     async def run() -> None:
-        async with any_daemon(socket, model, engine, verbose=verbose, lora=lora or ()) as client:
-            asked: Prompt = await chat_prompt(client, text, system) if chat else text
+        async with any_daemon(
+            socket, model, engine, verbose=verbose, lora=lora or (), mmproj=mmproj
+        ) as client:
+            asked: Prompt = [*images, TextPart(text)] if images else text
+            if chat:
+                asked = await chat_prompt(client, [*images, text], system)
             done = await stream_answer(client, asked, options, quiet=json)
         if json:
             write_json(done)
@@ -163,6 +185,17 @@ def _read_prompt(argument: str) -> str:
         return sys.stdin.buffer.read().decode(errors="replace")
     # What is no UTF-8 came in as lone surrogates, which cannot be sent.
     return argument.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _read_image(path: Path) -> MediaPart:
+    if path == Path("-"):
+        raise CommandFailed("--image takes a file: stdin is for the prompt", USAGE)
+    try:
+        return MediaPart(read_image(path, DEFAULT_MAX_FRAME_BYTES))
+    except CannotRead as err:
+        raise CommandFailed(str(err), NO_INPUT) from err
+    except CannotSend as err:
+        raise CommandFailed(str(err), REQUEST_FAILED) from err
 
 
 def _read_file(path: Path | None) -> str | None:

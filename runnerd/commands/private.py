@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from runnerd.chat import Content
 from runnerd.client import ChatError, ChatMessage, Client
 from runnerd.commands.failure import BAD_INPUT, CommandFailed, connected
 from runnerd.commands.progress import LoadBar
@@ -15,7 +16,13 @@ from runnerd_protocol.messages import Prompt
 
 
 def private_daemon(
-    model: str, engine: str, *, slots: int, verbose: bool, lora: Sequence[str] = ()
+    model: str,
+    engine: str,
+    *,
+    slots: int,
+    verbose: bool,
+    lora: Sequence[str] = (),
+    mmproj: Path | None = None,
 ) -> AbstractAsyncContextManager[Child]:
     """Start a daemon that ends with the block; with `verbose` its warnings go to stderr."""
     return launch(
@@ -25,6 +32,7 @@ def private_daemon(
             f"--engine={engine}",
             "--log-level=warning",
             *(f"--lora={adapter}" for adapter in lora),
+            *([] if mmproj is None else [f"--mmproj={mmproj}"]),
         ),
         on_line=_echo if verbose else None,
     )
@@ -38,6 +46,7 @@ async def any_daemon(
     *,
     verbose: bool = False,
     lora: Sequence[str] = (),
+    mmproj: Path | None = None,
 ) -> AsyncIterator[Client]:
     """Connect to the daemon at a socket, or else to one of our own on the model, when ready."""
     if socket is not None:
@@ -46,7 +55,8 @@ async def any_daemon(
         return
     assert model is not None
     with LoadBar() as bar:
-        async with private_daemon(model, engine, slots=1, verbose=verbose, lora=lora) as child:
+        private = private_daemon(model, engine, slots=1, verbose=verbose, lora=lora, mmproj=mmproj)
+        async with private as child:
             await child.ready(bar.show_status)
             yield child.client
 
@@ -55,7 +65,7 @@ def _echo(line: str) -> None:
     typer.echo(line, err=True)
 
 
-async def chat_prompt(client: Client, content: str, system: str = "") -> Prompt:
+async def chat_prompt(client: Client, content: Content, system: str = "") -> Prompt:
     """Return a user's message as a prompt, by the template of the model that is loaded."""
     messages = [ChatMessage("system", system)] if system else []
     messages.append(ChatMessage("user", content))

@@ -19,6 +19,10 @@ COUNTERS = {
     "n_embedded": ("embedded_inputs_total", "Inputs embedded."),
     "n_embeds": ("embed_requests_total", "Requests for embeddings taken."),
     "n_embeds_failed": ("embed_requests_failed_total", "Requests for embeddings that failed."),
+    "n_images": ("images_total", "Images that requests brought."),
+    "n_images_encoded": ("images_encoded_total", "Images that were encoded."),
+    "n_images_decoded": ("images_decoded_total", "Image files that were decoded."),
+    "encode_s": ("encode_seconds_total", "Time spent on encoding them."),
     "queue_s": ("queue_seconds_total", "Time that ended completions waited."),
     "prefill_s": ("prefill_seconds_total", "Time until their first tokens from there."),
     "decode_s": ("decode_seconds_total", "Time from their first tokens to their last."),
@@ -38,9 +42,15 @@ GAUGES = {
     "n_cells_used": ("cells_used", "Cells in use, cached prefixes included."),
     "n_checkpoints": ("checkpoints", "Checkpoints kept."),
     "checkpoint_bytes": ("checkpoint_bytes", "Memory of the checkpoints."),
+    "image_cache_bytes": ("image_cache_bytes", "Memory of the encoded images that are kept."),
+    "image_store_bytes": ("image_store_bytes", "Memory of the image files that are kept."),
+    "image_store_bytes_in_use": (
+        "image_store_in_use_bytes",
+        "Memory of those that requests need.",
+    ),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens sampled, over the last seconds."),
     "step_ms": ("step_milliseconds", "Duration of the last forward pass."),
-    "step_age_s": ("step_age_seconds", "Age of the forward pass in progress."),
+    "step_age_s": ("step_age_seconds", "Age of the pass or encode in progress."),
     "resident_bytes": ("resident_bytes", "Memory of the process."),
 }
 

@@ -1,12 +1,13 @@
 """`runnerd serve`: the daemon itself, in the foreground."""
 
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from runnerd.commands.failure import USAGE, CommandFailed
-from runnerd.config import Config, check_config
+from runnerd.config import Config, ImageLimits, check_config
 from runnerd.engine.base import EngineConfig, KVType
 from runnerd.models import resolve_model
 
@@ -69,6 +70,29 @@ def serve(
             " for two rows of logits, and generations wait for an input that has begun."
         ),
     ] = 0,
+    mmproj: Annotated[
+        str,
+        typer.Option(
+            help="The GGUF file of the projector with which the model reads images.",
+            metavar="FILE",
+        ),
+    ] = "",
+    image_rows: Annotated[
+        int,
+        typer.Option(
+            help="Inputs that an image may take at most, where the projector takes any size; 0: as"
+            " it was trained, and at most half of the context."
+        ),
+    ] = 0,
+    image_max_mpx: Annotated[
+        float, typer.Option(help="Size of an image, in millions of pixels.", metavar="MPX")
+    ] = 32.0,
+    image_store_mib: Annotated[
+        int, typer.Option(help="Memory for files of images, over all clients.", metavar="MIB")
+    ] = 512,
+    image_cache_mib: Annotated[
+        int, typer.Option(help="Memory for images that were encoded before.", metavar="MIB")
+    ] = 256,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     max_connections: Annotated[int, typer.Option(help="Clients at the same time.")] = 256,
     target_itl_ms: Annotated[
@@ -121,6 +145,8 @@ def serve(
             swa_full=swa_full,
             adapters=tuple(map(_adapter, lora or ())),
             n_embed=embed_max,
+            mmproj=resolve_model(mmproj),
+            n_image_rows=image_rows,
         ),
         socket_path=socket,
         inherited_fd=fd,
@@ -128,11 +154,22 @@ def serve(
         max_connections=max_connections,
         target_itl_ms=target_itl_ms,
         checkpoint_mib=checkpoint_mib,
+        images=ImageLimits(
+            n_pixels=_pixels(image_max_mpx),
+            store_bytes=image_store_mib * 2**20,
+            cache_bytes=image_cache_mib * 2**20,
+        ),
         drain_s=drain,
         step_timeout_s=step_timeout,
     )
     check_config(config)
     raise typer.Exit(_run(config, log_level, log_format, async_backend))
+
+
+def _pixels(mpx: float) -> int:
+    if not isfinite(mpx):
+        raise CommandFailed(f"--image-max-mpx {mpx} is no number of pixels", USAGE)
+    return round(mpx * 1e6)
 
 
 def _adapter(argument: str) -> tuple[str, str]:

@@ -97,7 +97,7 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ]
     step = f"{status.step_ms:.1f} ms the last one, {status.n_steps} so far"
     if status.step_age_s:
-        step += f", {status.step_age_s:.1f} s into the next"
+        step += f", {status.step_age_s:.1f} s into what runs now"
     n_busy = status.n_slots - status.n_slots_free
     return [
         ("state", state),
@@ -119,6 +119,12 @@ def _rows(status: Status) -> list[tuple[str, str]]:
             f" {status.n_generated_tokens} generated",
         ),
         ("embeddings", f"{status.n_embedded} inputs"),
+        (
+            "images",
+            f"{status.n_images}, {status.n_images_encoded} encoded in {status.encode_s:.1f} s,"
+            f" {status.image_cache_bytes / 2**20:.0f} MiB kept,"
+            f" {status.image_store_bytes / 2**20:.0f} MiB of files",
+        ),
         ("process", _process(status)),
     ]
 

@@ -4,7 +4,7 @@ A step's batches run in order. Within a step a sequence's spans are contiguous f
 `n_past`, whichever batches they lie in. All that an engine is told, and tells, is named here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from runnerd.core.edits import (
@@ -70,8 +70,9 @@ class Span:
     """Consecutive rows of one sequence, in one batch.
 
     `inputs` are token ids, or media keys (negative). `pos` is the position of the first; for
-    media, that of the medium's row 0. `media_id` names the embedding, `row0` its first row here.
-    With `wants_logits` the last row is sampled.
+    media, that of the first row of its group. `media_id` names the medium, `row0` its first row
+    here. `media` are the rows of the whole medium if they were encoded: what the engine's encoder
+    gave. With `wants_logits` the last row is sampled.
     """
 
     seq_id: int
@@ -81,6 +82,7 @@ class Span:
     wants_logits: bool = False
     media_id: int = 0
     row0: int = 0
+    media: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

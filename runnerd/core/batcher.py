@@ -5,17 +5,17 @@ room in the KV cache. A second `plan` before one of them is an error. Same calls
 out.
 """
 
-from itertools import islice
-
-from runnerd.core.batch import Batch, KVShift, Limits, Step, StepResult
+from runnerd.core.admission import give_slots, n_left
+from runnerd.core.batch import KVShift, Limits, Step, StepResult
 from runnerd.core.checkpoints import BUDGET_BYTES
 from runnerd.core.emission import Emission, Vocabulary, last_word, n_generated_limit, progress
 from runnerd.core.fill import Fill
 from runnerd.core.line import Line
-from runnerd.core.outcome import store, take_samples
+from runnerd.core.outcome import no_room, store, take_samples
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
-from runnerd.errors import EngineFailed, RequestError
+from runnerd.core.shelf import Shelf
+from runnerd.errors import RequestError
 
 BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself must fail
 
@@ -38,7 +38,8 @@ class Batcher:
         self.in_flight: Step | None = None
         self.n_prefilled = 0
         self._vocabulary = vocabulary
-        self._fill = Fill(limits, self.residency, target_itl_s)
+        self._shelf = Shelf()
+        self._fill = Fill(limits, self.residency, self._shelf, target_itl_s)
         self._sequences: dict[int, Sequence] = {}
         self._news: list[Emission] = []
         self._n_steps = 0
@@ -62,17 +63,7 @@ class Batcher:
 
         At most: prompts that share cells with others may find room sooner.
         """
-        n_taken, residency = 0, self.residency
-        if residency.pool.n_free > 0 and not residency.is_short:
-            n_cells = residency.n_obtainable()
-            for sequence in islice(self.waiting, residency.pool.n_free):
-                n_cells -= len(sequence.inputs)
-                if n_cells < 0:
-                    break
-                n_taken += 1
-            else:
-                n_taken += min(n_more, residency.pool.n_free - n_taken)
-        return len(self.waiting) + n_more - n_taken
+        return n_left(self.waiting, self.residency, n_more)
 
     def n_ahead(self, seq_id: int) -> int:
         """Return how many in the queue are before a sequence; 0 if it is not there itself."""
@@ -91,10 +82,13 @@ class Batcher:
         sequence = self._sequences.get(seq_id)
         if sequence is None or sequence.ending is not None:
             return []
+        said: list[Emission] = []
         if self.in_flight is not None and sequence.lease is not None:
             sequence.ending = ending
-            return []
-        return [self._finish(sequence, ending)]
+        else:
+            said.append(self._finish(sequence, ending))
+        self._shelf.tidy(self.residency.running)
+        return said
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Leave a sequence out of steps, or take it up again."""
@@ -121,14 +115,38 @@ class Batcher:
         may_throw_back = not self.limits.needs_checkpoints and not self._was_aborted
         return n_ended == len(seq_ids) or (n_ended > 0 and may_throw_back)
 
+    # --- media -----------------------------------------------------------------------------
+
+    def wanted_media(self) -> tuple[int, ...]:
+        """Return the media to encode for sequences that have slots, those needed soonest first.
+
+        One that is cached already is not among them, nor one that another sequence evaluates.
+        Each `plan` may change them. A sequence that has to start again may want one again.
+        """
+        return self._shelf.wanted(self.residency.running)
+
+    def offer_media(self, media_id: int, media: object) -> None:
+        """Take an encoded medium; it is kept as long as a sequence is about to need it."""
+        self._shelf.put(media_id, media)
+
+    def fail_media(self, media_id: int, error: RequestError) -> list[Emission]:
+        """End the sequences that wait for a medium which cannot be encoded."""
+        failed = self._shelf.waiting_for(media_id, self.residency.running)
+        return [said for sequence in failed for said in self.end(sequence.seq_id, error)]
+
     # --- planning --------------------------------------------------------------------------
+
+    def admit(self, now: float) -> None:
+        """Give slots to those whose turn it is, as `plan` does: what they want is known before."""
+        assert self.in_flight is None, "admit before the last step was committed"
+        if self.residency.resume(has_newcomers=len(self.waiting) > 0):
+            self._news += give_slots(self.waiting, self.residency, self._n_steps, now)
 
     def plan(self, now: float) -> Step | None:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
-        assert self.in_flight is None, "plan before the last step was committed"
-        if self.residency.resume(has_newcomers=len(self.waiting) > 0):
-            self._admit_waiting(now)
+        self.admit(now)
         batches = self._fill.batches()
+        self._shelf.tidy(self.residency.running)  # somebody may have been suspended
         if not batches:
             return None
         self._n_steps += 1
@@ -156,20 +174,6 @@ class Batcher:
         news, self._news = self._news, []
         return news
 
-    def _admit_waiting(self, now: float) -> None:
-        """Give free slots to waiting sequences, in order, while their prompts' cells are there."""
-        while self.waiting and self.residency.pool.n_free > 0:
-            sequence = self.waiting.first
-            if not self.residency.can_take(sequence):
-                return
-            lease = self.residency.pool.acquire()
-            assert lease is not None
-            self.residency.admit(sequence, lease)
-            self.waiting.serve()
-            sequence.last_step = self._n_steps
-            sequence.timings.start(now)
-            self._news += progress(sequence)
-
     # --- recording -------------------------------------------------------------------------
 
     def commit(
@@ -193,23 +197,13 @@ class Batcher:
         self._was_aborted = False
         had_idle = self.residency.forget_idle()
         emissions = self._record(step, result, now)
-        if had_idle or self._fill.halve(step.n_rows) or self.residency.suspend_youngest():
-            return emissions
-        self._n_backed_off += 1
-        if self._n_backed_off > BACK_OFFS:
-            emissions += self._fail_for_room(step.batches[result.n_batches])
+        if not (had_idle or self._fill.halve(step.n_rows) or self.residency.suspend_youngest()):
+            self._n_backed_off += 1
+            if self._n_backed_off > BACK_OFFS:
+                batch = step.batches[result.n_batches]
+                emissions += self.end(batch.spans[0].seq_id, no_room(batch, self.residency.ledger))
+        self._shelf.tidy(self.residency.running)
         return emissions
-
-    def _fail_for_room(self, batch: Batch) -> list[Emission]:
-        ledger = self.residency.ledger
-        error = EngineFailed(
-            f"no room in the KV cache for {batch.n_rows} rows,"
-            f" {ledger.n_used} of {ledger.n_cells} cells in use",
-            n_rows=batch.n_rows,
-            n_cells_used=ledger.n_used,
-            n_cells=ledger.n_cells,
-        )
-        return self.end(batch.spans[0].seq_id, error)
 
     def _record(self, step: Step, result: StepResult, now: float) -> list[Emission]:
         assert step is self.in_flight, "not the step in flight"
@@ -231,6 +225,7 @@ class Batcher:
                 self.residency.shift(sequence)
         if result.n_batches < len(step.batches):
             self.residency.mend()
+        self._shelf.tidy(self.residency.running)
         return emissions
 
     def _had_no_sample(self, sequence: Sequence) -> None:
@@ -253,6 +248,7 @@ class Batcher:
     def check(self) -> None:
         """Assert the invariants, which hold between any two calls."""
         self.residency.check()
+        self._shelf.check(self.residency.running)
         n_running = len(self.residency.running)
         assert len(self._sequences) == n_running + len(self.waiting)
         assert all(sequence.n_pending > 0 for sequence in self.residency.running)

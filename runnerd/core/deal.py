@@ -6,10 +6,12 @@ text before an image shares its step, text after it waits for the next.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runnerd.core.batch import Batch, BatchKind, Span
+from runnerd.core.prompt import Group
 from runnerd.core.sequence import Sequence
+from runnerd.core.shelf import Shelf
 
 MIN_TURN = 32  # rows; shorter turns would spread many prompts thin and finish none
 
@@ -23,14 +25,11 @@ class Piece:
     kind: BatchKind
     start: int
     stop: int
-    media_id: int = 0
-    row0: int = 0
+    group: Group | None = None
 
     def is_continued_by(self, piece: "Piece") -> bool:
-        """Whether the next piece of the same kind goes on where this one ends."""
-        if self.kind is BatchKind.TOKENS:
-            return True
-        return piece.media_id == self.media_id and piece.row0 == self.row0 + self.stop - self.start
+        """Whether the next piece goes on where this one ends, in the same group or in none."""
+        return piece.kind is self.kind and piece.group is self.group
 
 
 @dataclass(slots=True)
@@ -38,15 +37,14 @@ class Draft:
     """What one sequence contributes to a step: nothing beyond its next halt."""
 
     sequence: Sequence
+    shelf: Shelf
     stop: int = 0
     halt: int = 0
     pieces: list[Piece] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        sequence = self.sequence
-        self.stop = sequence.n_past
-        ahead = (halt for halt in sequence.halts if halt > self.stop)
-        self.halt = min(next(ahead, len(sequence.inputs)), len(sequence.inputs))
+        self.stop = self.sequence.n_past
+        self.halt = next_halt(self.sequence, self.shelf)
 
     def take(self, n_turn: int, n_left: int) -> int:
         """Take up to `n_turn` rows, more only to end a group; never over `n_left`."""
@@ -70,10 +68,10 @@ class Draft:
             end = end if group is None else min(end, group.start)
             piece = Piece(BatchKind.TOKENS, at, min(end, at + n_want, at + n_left))
         elif group.one_pass:
-            piece = Piece(BatchKind.MEDIA_NON_CAUSAL, at, group.stop, group.media_id)
+            piece = Piece(BatchKind.MEDIA_NON_CAUSAL, at, group.stop, group)
         else:
             stop = min(group.stop, at + n_want, at + n_left)
-            piece = Piece(BatchKind.MEDIA, at, stop, group.media_id, at - group.start)
+            piece = Piece(BatchKind.MEDIA, at, stop, group)
         fits = 0 < piece.stop - piece.start <= n_left
         return piece if fits and self._may_follow(piece.kind) else None
 
@@ -87,7 +85,7 @@ class Draft:
 
     def _append(self, piece: Piece) -> None:
         last = self.pieces[-1] if self.pieces else None
-        if last is not None and last.kind is piece.kind and last.is_continued_by(piece):
+        if last is not None and last.is_continued_by(piece):
             last.stop = piece.stop
         else:
             self.pieces.append(piece)
@@ -96,20 +94,28 @@ class Draft:
         """Return the pieces as spans; the last input of the sequence is sampled."""
         sequence = self.sequence
         for piece in self.pieces:
-            is_last = piece.stop == len(sequence.inputs)
-            start = piece.start - piece.row0
-            yield (
-                piece.kind,
-                Span(
-                    seq_id=sequence.seq_id,
-                    slot_id=sequence.slot_id,
-                    pos=sequence.layout.position(start),
-                    inputs=tuple(sequence.inputs[piece.start : piece.stop]),
-                    wants_logits=is_last and sequence.wants_token,
-                    media_id=piece.media_id,
-                    row0=piece.row0,
-                ),
+            group = piece.group
+            span = Span(
+                seq_id=sequence.seq_id,
+                slot_id=sequence.slot_id,
+                pos=sequence.layout.position(piece.start if group is None else group.start),
+                inputs=tuple(sequence.inputs[piece.start : piece.stop]),
+                wants_logits=piece.stop == len(sequence.inputs) and sequence.wants_token,
             )
+            if group is not None:
+                span = replace(
+                    span,
+                    media_id=group.media_id,
+                    row0=group.row0 + piece.start - group.start,
+                    media=self.shelf.get(group.media_id),
+                )
+            yield piece.kind, span
+
+
+def next_halt(sequence: Sequence, shelf: Shelf) -> int:
+    """Return how far a sequence can go in a step: media that are not on the shelf halt it, too."""
+    n_past, stop = sequence.n_past, shelf.halt(sequence)
+    return next((halt for halt in sequence.halts if n_past < halt < stop), stop)
 
 
 def n_least(sequence: Sequence) -> int:
@@ -131,14 +137,14 @@ def decode_span(sequence: Sequence) -> Span:
     )
 
 
-def deal(ring: list[Sequence], n_rows: int, n_room: int) -> list[Draft]:
+def deal(ring: list[Sequence], n_rows: int, n_room: int, shelf: Shelf) -> list[Draft]:
     """Deal up to `n_rows` prompt rows over the ring, beginning at its head.
 
     Each sequence gets a turn of an equal share; what is left over goes round once more. The
     head may exceed `n_rows`, up to `n_room`, for a group that would not fit otherwise. A
     sequence that gets nothing has waited longest when the next step is dealt.
     """
-    drafts = [Draft(sequence) for sequence in ring]
+    drafts = [Draft(sequence, shelf) for sequence in ring]
     head = ring[0].layout.group_at(drafts[0].stop)
     if head is not None and head.one_pass and head.n_inputs <= n_room:
         n_rows = max(n_rows, head.n_inputs)

@@ -7,19 +7,23 @@ a step are of one set of adapters.
 from runnerd.core.adapters import AdapterTurns
 from runnerd.core.batch import Adapters, Batch, Limits
 from runnerd.core.budget import PrefillBudget
-from runnerd.core.deal import Draft, deal, decode_span, n_least, pack
+from runnerd.core.deal import Draft, deal, decode_span, n_least, next_halt, pack
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import Sequence
+from runnerd.core.shelf import Shelf
 
 
 class Fill:
     """Fills steps from what is resident. `n_decoding` rows of the last step generate."""
 
-    def __init__(self, limits: Limits, residency: Residency, target_itl_s: float) -> None:
+    def __init__(
+        self, limits: Limits, residency: Residency, shelf: Shelf, target_itl_s: float
+    ) -> None:
         self.n_decoding = 0
         self.adapters: Adapters = ()
         self._limits = limits
         self._residency = residency
+        self._shelf = shelf
         self._turns = AdapterTurns()
         self._budget = PrefillBudget(limits.n_batch, target_itl_s)
         self._prefill_cap = limits.n_batch
@@ -40,22 +44,28 @@ class Fill:
         self._residency.n_prompt_rows = self._budget.rows(self.n_decoding)
 
     def halve(self, n_rows: int) -> bool:
-        """Let the next step have half the prompt rows of one that found no room, if it had any."""
+        """Let the next step have half the prompt rows of one that found no room, if it had any.
+
+        That is no use where a group had to exceed what was left of earlier halves.
+        """
         n_prefill = n_rows - self.n_decoding
-        if n_prefill <= 1 or self._prefill_cap <= 1:
+        if n_prefill <= 1 or n_prefill > self._prefill_cap:
             return False
-        self._prefill_cap = min(n_prefill, self._prefill_cap) // 2
+        self._prefill_cap = n_prefill // 2
         return True
 
     def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return who generates, in slot order, and the ring: who has prompt left to evaluate.
+
+        Who has to wait for an encoded medium is in neither.
 
         The head of the ring is whoever waits longest; newcomers come last. There is a cell
         for every generating row and for the least that the head can take.
         """
         while True:
             active = self._residency.active()
-            self.adapters = self._turns.choose(s.options.adapters for s in active)
+            active = [s for s in active if not s.layout.groups or not self._shelf.blocks(s)]
+            self.adapters = self._turns.choose([s.options.adapters for s in active])
             decoding: list[Sequence] = []
             ring: list[Sequence] = []
             for sequence in active:
@@ -77,10 +87,10 @@ class Fill:
         if ring:
             n_room = self._limits.n_batch - len(decoding)
             n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
-            n_pending = sum(s.n_pending for s in ring)
-            self._residency.make_room(len(decoding) + min(n_rows, n_pending))
+            n_ahead = sum(next_halt(s, self._shelf) - s.n_past for s in ring)
+            self._residency.make_room(len(decoding) + min(n_rows, n_ahead))
             n_room = min(n_room, self._residency.ledger.n_free - len(decoding))
-            drafts = deal(ring, min(n_rows, n_room), n_room)
+            drafts = deal(ring, min(n_rows, n_room), n_room, self._shelf)
         return pack([decode_span(s) for s in decoding], drafts, self._limits.n_ubatch)
 
     def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
@@ -90,7 +100,7 @@ class Fill:
         n_rows = n_least(ring[0])
         if n_rows <= self._limits.n_batch - len(decoding):
             return ()
-        draft = Draft(ring[0])
+        draft = Draft(ring[0], self._shelf)
         draft.take(1, n_rows)
         self.n_decoding = 0
         self._group_went_alone = True

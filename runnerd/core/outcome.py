@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
-from runnerd.core.batch import Span, Step, StepResult
+from runnerd.core.batch import Batch, Span, Step, StepResult
 from runnerd.core.emission import Emission, Vocabulary, take_up
+from runnerd.core.kv import KVLedger
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import Sequence
+from runnerd.errors import EngineFailed
 
 Sequences = Mapping[int, Sequence]
 
@@ -54,6 +56,17 @@ def take_samples(
             sequence.timings.sampling_s += next(seconds, 0.0)
             emissions.append(take_up(sequence, next(sampled), vocabulary, n_ctx, now))
     return emissions
+
+
+def no_room(batch: Batch, ledger: KVLedger) -> EngineFailed:
+    """Return the error of a batch that finds no room, whatever gives way for it."""
+    return EngineFailed(
+        f"no room in the KV cache for {batch.n_rows} rows,"
+        f" {ledger.n_used} of {ledger.n_cells} cells in use",
+        n_rows=batch.n_rows,
+        n_cells_used=ledger.n_used,
+        n_cells=ledger.n_cells,
+    )
 
 
 def _spans_run(step: Step, result: StepResult) -> list[Span]:

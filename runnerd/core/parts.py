@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from runnerd.core.prompt import Part, TextPart, TokensPart
+from runnerd.core.prompt import ImagePart, Part, TextPart, TokensPart
 from runnerd.errors import InvalidRequest
 
 
@@ -51,7 +51,13 @@ def encoded(text: str) -> bytes:
 
 
 def _is_filled(part: Part) -> bool:
-    return bool(part.text if isinstance(part, TextPart) else part.tokens)
+    match part:
+        case TextPart(text):
+            return bool(text)
+        case TokensPart(tokens):
+            return bool(tokens)
+        case ImagePart():
+            return True
 
 
 def _is_special(part: Part) -> bool | None:

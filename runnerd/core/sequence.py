@@ -99,7 +99,8 @@ class Sequence:
     @property
     def slot_id(self) -> int:
         """The number of that slot."""
-        return self.slot.slot_id
+        assert self.lease is not None
+        return self.lease.slot.slot_id
 
     @property
     def n_past(self) -> int:
@@ -114,7 +115,9 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to evaluate is the token just sampled."""
-        return self.n_generated > 0 and len(self.inputs) - self.n_past == 1
+        if self.n_generated == 0 or self.lease is None:
+            return False
+        return len(self.inputs) - self.lease.slot.n_past == 1
 
     @property
     def wants_token(self) -> bool:
@@ -135,16 +138,20 @@ def admit(
     """Make a sequence of a request, cutting its prompt if the request allows it.
 
     Raises:
-        InvalidRequest: the prompt is empty, or a group can never fit into a step.
+        InvalidRequest: the prompt is empty, or a group can never fit into a step, nor into the
+            context with what belongs to it.
         PromptTooLong: the prompt exceeds the context and may not, or cannot, be cut.
     """
     n_prompt = len(prompt.inputs)
     if n_prompt == 0:
         raise InvalidRequest("prompt", "empty", "at least one token")
     for group in prompt.groups:
-        _check_group(group.n_inputs, limits.n_ctx, "n_ctx")
+        _check_group(group.lead + group.n_inputs + group.trail, limits.n_ctx, "n_ctx")
         if group.one_pass:
-            _check_group(group.n_inputs, min(limits.n_batch, limits.n_ubatch), "n_ubatch")
+            name, n_most = ("n_ubatch", limits.n_ubatch)
+            if limits.n_batch < n_most:
+                name, n_most = ("n_batch", limits.n_batch)
+            _check_group(group.n_inputs, n_most, name)
     n_keep = keep_stop(prompt.layout, n_prompt, options.n_keep, limits.n_ctx)
     if n_prompt > limits.n_ctx:
         if not options.truncate:

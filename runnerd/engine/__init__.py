@@ -14,6 +14,6 @@ def open_engine(config: EngineConfig, progress: LoadProgress) -> Engine:
         from runnerd.engine.reference import ReferenceEngine, parse_options
 
         return ReferenceEngine(config, parse_options(config.model), progress)
-    from runnerd.engine.llama.engine import load_llama  # 0.4 s, and optional
+    from runnerd.engine.llama.load import load_llama  # 0.4 s, and optional
 
     return load_llama(config, progress)

@@ -18,14 +18,14 @@ from runnerd.core.batch import (
     StepResult,
 )
 from runnerd.core.prompt import Part, Prompt
-from runnerd.errors import DecodeAborted, NoKVSlot
+from runnerd.errors import DecodeAborted, EngineFailed, NoKVSlot
 
 Vectors = npt.NDArray[np.float32]
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ: llama.cpp's limit on sequences in a context
 
 LoadProgress = Callable[[str, float], bool]
-"""Told a phase (open, weights, context, warm-up) and its fraction; False stops the load."""
+"""Told a phase (open, weights, projector, context, warm-up) and its fraction; False stops it."""
 
 
 KVType = Literal["f16", "q8_0", "q4_0"]
@@ -43,6 +43,9 @@ class EngineConfig:
     attention. `adapters`: names and paths of LoRA adapters.
     `n_embed` 0: the longest input of an embedding is `n_ubatch`. The first embedding takes memory
     for so many rows, each with its logits, and a generation waits for a whole input.
+    `mmproj`: the file of the projector that makes rows of images; empty: no images.
+    `n_image_rows`: an image is made smaller until it has at most so many, where the projector
+    takes images of any size; 0: as it was trained, and at most half of the context.
     """
 
     model: str
@@ -59,6 +62,8 @@ class EngineConfig:
     swa_full: bool = False
     adapters: tuple[tuple[str, str], ...] = ()
     n_embed: int = 0
+    mmproj: str = ""
+    n_image_rows: int = 0
 
 
 Pooling = Literal["model", "mean", "cls", "last"]
@@ -73,7 +78,8 @@ class ModelInfo:
 
     `can_generate` False: a model for embeddings only. `n_embed` is the longest input of an
     embedding, of `n_embd` numbers; `poolings` is empty where the model can make none. With
-    `adds_bos` the model wants its BOS before every prompt.
+    `adds_bos` the model wants its BOS before every prompt. `n_image_rows` is the most inputs that
+    an image takes, with its marks; 0: the model reads no images.
     """
 
     name: str
@@ -93,6 +99,38 @@ class ModelInfo:
     embed_suffix: tuple[int, ...] = ()
     eos_token: int | None = None
     adds_bos: bool = True
+    n_image_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pixels:
+    """An image to encode: shape (height, width, 3), red, green and blue."""
+
+    media_id: int
+    rgb: npt.NDArray[np.uint8]
+
+    @property
+    def n_pixels(self) -> int:
+        """Its width times its height."""
+        return self.rgb.size // 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedImage:
+    """What an image is to the model: a row for each of its inputs that is no token.
+
+    `rows` are of shape (n_rows, n_embd), group after group. `offsets`, of shape (n_axes, n_rows),
+    are how far a row's position lies behind that of the first row of its group, by axis: one, or
+    with M-RoPE four (time, y, x, and one that is not used).
+    """
+
+    rows: npt.NDArray[np.float32]
+    offsets: npt.NDArray[np.int32]
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it takes."""
+        return self.rows.nbytes + self.offsets.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +148,13 @@ class Tokenizer(Protocol):
         """Turn a request's parts into inputs and groups.
 
         BOS is added once, before the first part, if the model wants one and the parts do not
-        begin with it. An empty prompt gives no inputs where the model has no BOS.
+        begin with it. An empty prompt gives no inputs where the model has no BOS. An image becomes
+        groups that want to be encoded, by its size alone, and the tokens that mark them.
 
         Raises:
             InvalidRequest: a token id is outside the vocabulary, or text cannot be tokenized.
+            InvalidMedia: an image has a shape that the model cannot take.
+            Unsupported: there is an image, and the model reads none.
         """
         ...
 
@@ -129,8 +170,8 @@ class Tokenizer(Protocol):
 class Engine(Tokenizer, Protocol):
     """A loaded model with a KV cache.
 
-    `constrain` and `set_abort` may be called from any thread at any time; of all other methods
-    one at a time.
+    `constrain` and `set_abort` may be called from any thread at any time; `encode` from any
+    thread, one call at a time; of all other methods one at a time.
     """
 
     @property
@@ -195,8 +236,18 @@ class Engine(Tokenizer, Protocol):
         """
         ...
 
+    def encode(self, images: Sequence[Pixels]) -> tuple[EncodedImage | EngineFailed, ...]:
+        """Make rows of images, of any sizes; where one fails, say why.
+
+        While it runs, steps are to keep most of their pace: it shares the cores with them.
+        """
+        ...
+
     def close(self) -> None:
-        """Free the model. Nothing else may be called afterwards."""
+        """Free the model. Nothing else may be called afterwards.
+
+        What an `encode` that has not come back uses is left to the process's end.
+        """
         ...
 
 

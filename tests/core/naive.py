@@ -26,12 +26,16 @@ Cell = tuple[int, int]  # position, input
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a media input is: a row of a medium of so many rows, at so many positions."""
+    """What a media input is: a row of a group of so many rows, at so many positions.
+
+    The group begins at the row `row0` of its medium.
+    """
 
     row: int
     n_rows: int
     n_pos: int
     one_pass: bool
+    row0: int = 0
 
 
 Rows = Mapping[int, Row]
@@ -40,7 +44,9 @@ Rows = Mapping[int, Row]
 def media_rows(prompt: Prompt) -> dict[int, Row]:
     """Return what the media inputs of a prompt are."""
     return {
-        prompt.inputs[group.start + row]: Row(row, group.n_inputs, group.n_pos, group.one_pass)
+        prompt.inputs[group.start + row]: Row(
+            row, group.n_inputs, group.n_pos, group.one_pass, group.row0
+        )
         for group in prompt.groups
         for row in range(group.n_inputs)
     }
@@ -271,8 +277,9 @@ def _span_cells(span: Span, kind: BatchKind, rows: Rows) -> list[Cell]:
         assert all(value >= 0 for value in span.inputs), "media among tokens"
         return [(span.pos + n, value) for n, value in enumerate(span.inputs)]
     cells: list[Cell] = []
-    for row, value in enumerate(span.inputs, span.row0):
+    for n, value in enumerate(span.inputs):
         medium = rows[value]
+        row = span.row0 + n - medium.row0
         assert medium.row == row, "wrong row of the medium"
         assert medium.one_pass == (kind is BatchKind.MEDIA_NON_CAUSAL), "wrong kind of batch"
         assert not medium.one_pass or len(span.inputs) == medium.n_rows, "group was split"

@@ -1,6 +1,7 @@
 """A batcher, the cache that an engine would have, and every property that must hold."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from runnerd.core.batch import (
@@ -20,8 +21,9 @@ from runnerd.core.sequence import FinishReason, Options, Sequence, admit
 from runnerd.errors import RequestError
 from tests.core.naive import NaiveCache, Row, cells_of, media_rows
 from tests.core.speech import Said, Speech, as_said
-from tests.core.step_rules import StepRules
-from tests.helpers import END, ByteVocabulary
+from tests.core.step_rules import StepRules, stands_before
+from tests.core.whole_units import assert_whole_units, units_of
+from tests.helpers import END, ByteVocabulary, rows_named
 
 CHECKPOINT_BYTES = 2**22  # a cell: 64 cells' worth of checkpoints are kept
 
@@ -40,6 +42,7 @@ class Simulation:
         self.live: dict[int, Sequence] = {}
         self._speech: dict[int, Speech] = {}
         self._rows: dict[int, Row] = {}
+        self._units: dict[int, tuple[int, ...]] = {}
         self._asked: dict[int, FinishReason | RequestError] = {}
         self._calls: list[Call] = []
         self._results: list[object] = []
@@ -63,6 +66,7 @@ class Simulation:
         self._n_made += 1
         seq_id = self._n_made
         self._rows.update(media_rows(prompt))
+        self._units.update(units_of(prompt))
         made: list[Sequence] = []
 
         def call(batcher: Batcher) -> str:
@@ -77,6 +81,7 @@ class Simulation:
         if self._do(call) == "queued":
             self.live[seq_id] = made[0]
             self._speech[seq_id] = Speech(made[0])
+            assert_whole_units(made[0].inputs, self._units)
             self._check_line()
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
@@ -92,6 +97,40 @@ class Simulation:
         self._do(lambda batcher: batcher.pause(seq_id, paused=paused))
         self._rules.restart([seq_id])
 
+    def wanted(self) -> tuple[int, ...]:
+        """Return the media that are wanted, each once."""
+        wanted = self.batcher.wanted_media()
+        self._do(lambda batcher: batcher.wanted_media())
+        assert len(wanted) == len(set(wanted))
+        return wanted
+
+    def offer(self, media_id: int) -> None:
+        """Offer a medium, whether it is wanted or not: it is not wanted any more."""
+        self._do(lambda batcher: batcher.offer_media(media_id, rows_named(media_id)))
+        assert media_id not in self.wanted()
+
+    def fail_media(self, media_id: int, error: RequestError) -> None:
+        """Let a medium fail; who stands before it ends, or will when the step is over."""
+        stuck = [s.seq_id for s in self._stuck([media_id])]
+        self._asked.update(dict.fromkeys(stuck, error))
+        self._hear(lambda batcher: batcher.fail_media(media_id, error))
+        noted = {seq_id: s.ending for seq_id, s in self.live.items() if s.ending is not None}
+        assert set(stuck) & self.live.keys() <= noted.keys()
+        for seq_id, ending in noted.items():
+            self._asked.setdefault(seq_id, ending)
+        assert media_id not in self.wanted()
+        self._check_line()
+
+    def _stuck(self, media_ids: list[int]) -> list[Sequence]:
+        """Return who could run but for one of these media, where it is wanted."""
+        wanted = {*media_ids} & {*self.batcher.wanted_media()}
+        return [s for s in self.batcher.residency.active() if stands_before(s, wanted)]
+
+    def admit(self) -> None:
+        """Give slots to those whose turn it is, ahead of the plan."""
+        self._do(lambda batcher: batcher.admit(0.0))
+        self._hear(lambda batcher: batcher.news())
+
     def plan(self) -> bool:
         """Plan a step and check it; return whether there was one."""
         residency = self.batcher.residency
@@ -106,8 +145,11 @@ class Simulation:
             assert bool(told) == sequence.options.wants_progress
         n_resident += n_waiting - len(self.batcher.waiting)
         if self.step is None:
-            assert all(sequence.paused for sequence in running), "somebody has work to do"
-            assert not self.batcher.waiting or residency.pool.n_free == 0, "a slot lies free"
+            stuck = self._stuck([*self.batcher.wanted_media()])
+            assert stuck == residency.active(), "somebody has work to do"
+            if not stuck:
+                assert all(sequence.paused for sequence in running), "nobody goes on"
+                assert not self.batcher.waiting or residency.pool.n_free == 0, "a slot lies free"
             self._rest()
             return False
         self._edit(self.step)
@@ -121,15 +163,20 @@ class Simulation:
         return True
 
     def _rest(self) -> None:
-        """Carry out the edits left behind when there is nothing to run."""
-        self._do(lambda batcher: batcher.plan_edits())
-        step = self.batcher.in_flight
-        if step is not None:
+        """Carry out the edits left behind when there is nothing to run.
+
+        Checkpoints saved then may leave others to be dropped.
+        """
+        for _ in range(2):
+            self._do(lambda batcher: batcher.plan_edits())
+            step = self.batcher.in_flight
+            if step is None:
+                break
             assert not step.batches
             self._edit(step)
             assert not self.batcher.wants_abort
             result = self._run(step, lambda _: 0, 0, None)
-            self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, 0.0))
+            self._hear(partial(_committed, result=result))
         pending = self.batcher.residency.edits
         assert not pending or any(isinstance(edit, KVShift) for edit in pending)
 
@@ -274,24 +321,33 @@ class Simulation:
             self._speech[seq_id].hear(emission)
             if emission.ending is not None:
                 self._check_cached(emission.sequence)
+                assert_whole_units(emission.sequence.inputs, self._units)
                 del self.live[seq_id]
                 assert self._asked.pop(seq_id, emission.ending) is emission.ending
                 self._speech.pop(seq_id).check_ended(emission.ending, self.limits)
 
     def drain(self, token: Token) -> None:
-        """Run until every sequence has ended, within a bound."""
+        """Run until every sequence has ended, within a bound; media come when nothing runs."""
         if self.step is not None:
             self.commit(token, 0.01)
         for seq_id in list(self.live):
             self.pause(seq_id, paused=False)
         n_most = 10 + sum(4 * self.limits.n_ctx + s.n_pending for s in self.live.values())
-        for _ in range(n_most):
-            if not self.plan():
+        for _ in range(2 * n_most):
+            if self.plan():
+                self.commit(token, 0.01)
+                continue
+            wanted = self.wanted()
+            if not wanted:
                 break
-            self.commit(token, 0.01)
-        assert not self.live, f"still running after {n_most} steps"
+            self.offer(wanted[0])
+        assert not self.live, f"still running after {2 * n_most} steps"
         assert self.batcher.seq_ids == ()
         assert self.batcher.residency.pool.n_free == self.limits.n_slots
+
+
+def _committed(batcher: Batcher, result: StepResult) -> list[Emission]:
+    return batcher.commit(_same(batcher), result, 0.0, 0.0)
 
 
 def _same(batcher: Batcher) -> Step:

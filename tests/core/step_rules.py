@@ -1,13 +1,14 @@
 """What must be true of every step that a batcher plans."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from runnerd.core.adapters import HOLD_STEPS
 from runnerd.core.batch import Adapters, BatchKind, Limits, Step
 from runnerd.core.batcher import Batcher
 from runnerd.core.sequence import Sequence
 from tests.core.fairness import Fairness
+from tests.helpers import rows_named
 
 
 class StepRules:
@@ -41,7 +42,9 @@ class StepRules:
     def check(self, batcher: Batcher, step: Step, live: Mapping[int, Sequence]) -> None:
         """Assert that a step, planned but not yet recorded, is as it must be."""
         assert 0 < step.n_rows <= self._limits.n_batch
-        wanting = [s for s in batcher.residency.active() if s.n_pending > 0]
+        wanted = batcher.wanted_media()
+        active = [s for s in batcher.residency.active() if s.n_pending > 0]
+        wanting = [s for s in active if not stands_before(s, wanted)]
         self._check_turn(wanting, step)
         of_set = [s for s in wanting if s.options.adapters == step.adapters]
         self.ring = [s for s in of_set if not s.is_decoding]
@@ -90,3 +93,12 @@ class StepRules:
             assert span.inputs == tuple(sequence.inputs[start:stop])
             is_last = stop == len(sequence.inputs)
             assert span.wants_logits == (is_last and sequence.options.max_tokens != 0)
+            group = sequence.layout.group_at(start)
+            is_encoded = group is not None and group.encoded
+            assert span.media == (rows_named(span.media_id) if is_encoded else None)
+
+
+def stands_before(sequence: Sequence, media_ids: Container[int]) -> bool:
+    """Whether the next input of a sequence is a row of one of these media, to be encoded."""
+    group = sequence.layout.group_at(sequence.n_past)
+    return group is not None and group.encoded and group.media_id in media_ids

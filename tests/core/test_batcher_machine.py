@@ -11,7 +11,8 @@ from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options
 from runnerd.errors import EngineFailed
 from tests.core.simulation import Simulation, fault_or_token
-from tests.helpers import Image, make_prompt
+from tests.core.some_images import make_image
+from tests.helpers import make_prompt
 
 STOPS = ((), ("ab",), ("abc", "b"), ("あ", "ca"))
 
@@ -35,16 +36,14 @@ def limits(draw: st.DrawFn) -> Limits:
 
 
 images = st.builds(
-    lambda name, n_rows, saved, one_pass: Image(
-        media_id=((name * 50 + n_rows) * 50 + max(1, n_rows - saved)) * 2 + one_pass,
-        n_rows=n_rows,
-        n_pos=max(1, n_rows - saved),
-        one_pass=one_pass,
+    lambda name, n_rows, saved, n_tiles, flags: make_image(
+        name, n_rows, max(1, n_rows - saved), n_tiles, flags
     ),
     st.integers(1, 2),
     st.integers(1, 12),
     st.integers(0, 6),
-    st.booleans(),
+    st.sampled_from((1, 1, 1, 2, 3)),
+    st.integers(0, 7),
 )
 runs = st.lists(st.integers(97, 98), min_size=1, max_size=30)
 # Common beginnings: worth a copy, and worth waiting for.
@@ -98,6 +97,19 @@ class BatcherMachine(RuleBasedStateMachine):
     @rule(n=seeds, paused=st.booleans())
     def pause(self, n: int, paused: bool) -> None:
         self.simulation.pause(self._some_id(n), paused=paused)
+
+    @rule(n=seeds)
+    def offer(self, n: int) -> None:
+        self.simulation.offer(self._some_medium(n))
+
+    @rule(n=seeds)
+    def fail_media(self, n: int) -> None:
+        self.simulation.fail_media(self._some_medium(n), EngineFailed("cannot be encoded"))
+
+    @precondition(lambda self: self.sim is not None and self.sim.step is None)
+    @rule()
+    def admit(self) -> None:
+        self.simulation.admit()
 
     @precondition(lambda self: self.sim is not None and self.sim.step is None)
     @rule()
@@ -153,6 +165,11 @@ class BatcherMachine(RuleBasedStateMachine):
         """Return the id of a live sequence, or now and then an unknown one."""
         live = [*self.simulation.live, 0]
         return live[n % len(live)]
+
+    def _some_medium(self, n: int) -> int:
+        """Return the id of a medium that is wanted, or now and then an unknown one."""
+        wanted = [*self.simulation.wanted(), 0]
+        return wanted[n % len(wanted)]
 
 
 TestBatcherMachine = BatcherMachine.TestCase

@@ -8,7 +8,9 @@ import pytest
 from runnerd.core.batch import Adapter, Limits, Sampling
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import Options, Priority
+from runnerd.errors import EngineFailed
 from tests.core.simulation import Simulation, fault_or_token
+from tests.core.some_images import make_image
 from tests.helpers import Image, make_prompt
 
 N_STEPS = 400
@@ -40,10 +42,8 @@ def random_prompt(rng: Random, limits: Limits) -> Prompt:
     for _ in range(rng.randint(1, 4)):
         if rng.random() < 0.4:
             n_rows = rng.randint(1, min(limits.n_ubatch, 12))
-            n_pos = rng.randint(1, n_rows)
-            one_pass = rng.random() < 0.7
-            media_id = (n_rows * 50 + n_pos) * 2 + one_pass
-            parts.append(Image(media_id, n_rows, n_pos, one_pass))
+            n_tiles = rng.choice((1, 1, 2))
+            parts.append(make_image(1, n_rows, rng.randint(1, n_rows), n_tiles, rng.randrange(8)))
         else:
             parts.append([rng.choice((97, 98)) for _ in range(rng.randint(1, 16))])
     return make_prompt(*parts)
@@ -66,11 +66,20 @@ def random_options(rng: Random) -> Options:
 def random_call(sim: Simulation, rng: Random) -> None:
     n = rng.random()
     if n < 0.25:
-        sim.submit(random_prompt(rng, sim.limits), random_options(rng))
+        prompt, options = random_prompt(rng, sim.limits), random_options(rng)
+        sim.submit(prompt, options)
+        for _ in range(rng.choice((0, 0, 0, 2))):  # relatives, that may wait for the first
+            sim.submit(Prompt((*prompt.inputs, rng.choice((97, 98))), prompt.groups), options)
     elif n < 0.28 and sim.live:
         sim.end(rng.choice(list(sim.live)), "cancelled")
     elif n < 0.34 and sim.live:
         sim.pause(rng.choice(list(sim.live)), paused=rng.random() < 0.4)
+    elif n < 0.6:
+        for media_id in sim.wanted()[: rng.randint(1, 3)]:
+            sim.offer(media_id)
+    elif n < 0.63:
+        for media_id in sim.wanted()[: rng.randint(1, 2)]:
+            sim.fail_media(media_id, EngineFailed("cannot be encoded"))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,4 +1,6 @@
-"""Inputs, groups and positions; cuts on group borders."""
+"""Inputs, groups and positions; cuts on the borders of groups and of units."""
+
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from runnerd.core.prompt import (
 )
 from runnerd.errors import PromptTooLong
 from tests.core.naive import cells_of, media_rows
+from tests.core.whole_units import assert_whole_units, units_of
 from tests.helpers import Image, make_prompt
 
 
@@ -29,10 +32,14 @@ def layout_of(n_inputs: int, *groups: tuple[int, int]) -> Layout:
 
 
 images = st.builds(
-    lambda n_rows, saved, media_id: Image(media_id, n_rows, max(1, n_rows - saved)),
+    lambda n_rows, saved, media_id, n_tiles, has_marks: Image(
+        media_id, n_rows, max(1, n_rows - saved), n_tiles=n_tiles, has_marks=has_marks
+    ),
     st.integers(1, 9),
     st.integers(0, 8),
     st.integers(0, 2**40),
+    st.integers(1, 3),
+    st.booleans(),
 )
 prompts = st.lists(
     st.one_of(st.lists(st.integers(0, 3), max_size=9), images),
@@ -44,6 +51,13 @@ prompts = st.lists(
 def borders(prompt: Prompt) -> list[int]:
     """Return the places where a cut splits no group."""
     inside = {i for group in prompt.groups for i in range(group.start + 1, group.stop)}
+    return [i for i in range(len(prompt.inputs) + 1) if i not in inside]
+
+
+def unit_borders(prompt: Prompt) -> list[int]:
+    """Return the places where a cut splits no unit."""
+    spans = [(g.start - g.lead, g.stop + g.trail) for g in prompt.groups]
+    inside = {i for start, stop in spans for i in range(start + 1, stop)}
     return [i for i in range(len(prompt.inputs) + 1) if i not in inside]
 
 
@@ -73,20 +87,22 @@ def test_cuts_move_to_a_border_and_no_further(prompt: Prompt, data: st.DataObjec
     layout = prompt.layout
     index = data.draw(st.integers(0, len(prompt.inputs)))
     assert layout.cut_start(index) == max(i for i in borders(prompt) if i <= index)
-    assert layout.cut_stop(index) == min(i for i in borders(prompt) if i >= index)
+    assert layout.unit_start(index) == max(i for i in unit_borders(prompt) if i <= index)
+    assert layout.unit_stop(index) == min(i for i in unit_borders(prompt) if i >= index)
 
 
 @given(prompts, st.data())
 def test_a_layout_without_a_range_is_that_of_the_shorter_prompt(
     prompt: Prompt, data: st.DataObject
 ) -> None:
-    start, stop = sorted(data.draw(st.tuples(*[st.sampled_from(borders(prompt))] * 2)))
+    start, stop = sorted(data.draw(st.tuples(*[st.sampled_from(unit_borders(prompt))] * 2)))
     layout = prompt.layout.without(start, stop)
     shorter = Prompt(prompt.inputs[:start] + prompt.inputs[stop:], layout.groups)
     for group in layout.groups:
         first = shorter.inputs[group.start]
-        assert first == media_key(group.media_id, 0)
+        assert first == media_key(group.media_id, group.row0)
     cells_of(shorter.inputs, media_rows(prompt))
+    assert_whole_units(shorter.inputs, units_of(prompt))
     assert sum(g.n_inputs for g in layout.groups) == sum(i < 0 for i in shorter.inputs)
 
 
@@ -201,10 +217,10 @@ def test_a_prompt_whose_last_image_does_not_fit_is_refused_with_numbers() -> Non
 
 
 @given(prompts, st.integers(0, 60), st.integers(1, 60))
-def test_a_cut_is_as_short_as_group_borders_allow(prompt: Prompt, n_keep: int, n_room: int) -> None:
+def test_a_cut_is_as_short_as_unit_borders_allow(prompt: Prompt, n_keep: int, n_room: int) -> None:
     n_prompt = len(prompt.inputs)
     n_keep = keep_stop(prompt.layout, n_prompt, n_keep, n_room)
-    fitting = [i for i in borders(prompt) if n_keep <= i and n_keep + n_prompt - i <= n_room]
+    fitting = [i for i in unit_borders(prompt) if n_keep <= i and n_keep + n_prompt - i <= n_room]
     stop = min(fitting, default=n_prompt)
     if n_prompt > n_room and stop == n_prompt:
         with pytest.raises(PromptTooLong):
@@ -213,3 +229,16 @@ def test_a_cut_is_as_short_as_group_borders_allow(prompt: Prompt, n_keep: int, n
     cut = truncate(prompt, n_keep, n_room)
     assert cut.inputs == prompt.inputs[:n_keep] + prompt.inputs[stop:]
     assert sum(g.n_inputs for g in cut.groups) == sum(i < 0 for i in cut.inputs)
+    assert_whole_units(cut.inputs, units_of(prompt))
+
+
+def test_of_many_groups_those_from_an_input_on_are_not_copied() -> None:
+    layout = make_prompt(*(Image(media_id, 2) for media_id in range(10_000))).layout
+    tracemalloc.start()
+    try:
+        first = next(layout.groups_from(5))
+        n_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert first is layout.groups[2]
+    assert n_bytes < 2000

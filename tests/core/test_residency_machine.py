@@ -16,8 +16,10 @@ from runnerd.core.deal import Draft, pack
 from runnerd.core.prompt import Prompt
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import Options, Sequence, admit
+from runnerd.core.shelf import Shelf
 from runnerd.errors import RequestError
 from tests.core.naive import NaiveCache, Row, cells_of, media_rows
+from tests.core.some_images import make_image
 from tests.helpers import Image, make_prompt
 
 BUDGET = 60  # bytes, of which the naive cache asks one per cell
@@ -54,10 +56,12 @@ limits = st.builds(
     st.booleans(),
 )
 images = st.builds(
-    lambda name, n_rows, one_pass: Image(name * 20 + n_rows * 2 + one_pass, n_rows, 2, one_pass),
+    make_image,
     st.integers(1, 2),
     st.integers(2, 5),
-    st.booleans(),
+    st.just(2),
+    st.sampled_from((1, 1, 2)),
+    st.sampled_from((0, 1, 4, 5)),  # none that is to be encoded
 )
 runs = st.lists(st.integers(1, 2), min_size=1, max_size=24)
 beginnings = st.sampled_from(([], [1] * 7, [1] * 18, [1] * 18 + [2] * 9))
@@ -104,7 +108,8 @@ class Machine:
             active = [s for s in residency.active() if s.n_pending > 0]
             if residency.make_room(len(active) and 6) or not residency.suspend_youngest():
                 break
-        drafts = [Draft(s) for s in active if rng.random() < 0.8] or [Draft(s) for s in active[:1]]
+        taking = [s for s in active if rng.random() < 0.8] or active[:1]
+        drafts = [Draft(sequence, Shelf()) for sequence in taking]
         for draft in drafts:
             n_left = min(residency.ledger.n_free, 64) - sum(_n_rows(draft) for draft in drafts)
             draft.take(rng.choice((1, 3, 8, 64)), n_left)
@@ -208,8 +213,8 @@ def some_prompt(rng: Random) -> Prompt:
     parts: list[list[int] | Image] = [rng.choice(BEGINNINGS)]
     for _ in range(rng.randint(0, 2)):
         if rng.random() < 0.3:
-            n_rows, one_pass = rng.randint(2, 5), rng.random() < 0.5
-            parts.append(Image(n_rows * 2 + one_pass, n_rows, 2, one_pass))
+            flags = rng.choice((0, 1, 4, 5))
+            parts.append(make_image(1, rng.randint(2, 5), 2, rng.choice((1, 1, 2)), flags))
         parts.append([rng.choice((1, 2))] * rng.randint(1, 20))
     prompt = make_prompt(*parts)
     borders = (len(parts[0]) if isinstance(parts[0], list) else 0,)

@@ -7,7 +7,7 @@ A test module for an engine provides three fixtures, scoped to the module, and a
 * `engine`, an engine out of `make_engine()`, shared by the tests to load only once.
 
 What depends on the model's layers or on the kind of cache is a contract of its own, for engines
-of every kind; so are adapters, in `contract_adapters`.
+of every kind; so are adapters, in `contract_adapters`, and images, in `contract_media`.
 
 Tokens are compared exactly, so the engine has to be set up to be as exact as it can.
 """

@@ -33,6 +33,8 @@ def llama_config(
     kv_type: KVType = "f16",
     swa_full: bool = False,
     adapters: tuple[tuple[str, str], ...] = (),
+    mmproj: str = "",
+    n_image_rows: int = 0,
 ) -> EngineConfig:
     """Return settings under which passes are exact.
 
@@ -53,6 +55,8 @@ def llama_config(
         kv_type=kv_type,
         swa_full=swa_full,
         adapters=adapters,
+        mmproj=mmproj,
+        n_image_rows=n_image_rows,
     )
 
 

@@ -3,12 +3,13 @@
 It shares the weights with the engine and nothing else: no arrays, no batches, no slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import cos, exp, sin, sqrt
 
 from runnerd.core.batch import Adapters, Span
-from runnerd.core.prompt import Prompt
+from runnerd.core.prompt import Group, Prompt
+from runnerd.engine.base import EncodedImage
 from runnerd.engine.reference import ReferenceOptions
 from runnerd.engine.reference.media import Medium
 from runnerd.engine.reference.model import Model
@@ -30,8 +31,14 @@ class Cell:
 class Oracle:
     """One sequence. Edit `cells` to remove or shift."""
 
-    def __init__(self, options: ReferenceOptions, adapters: Adapters = ()) -> None:
+    def __init__(
+        self,
+        options: ReferenceOptions,
+        adapters: Adapters = (),
+        media: Mapping[int, EncodedImage] | None = None,
+    ) -> None:
         self.options = options
+        self.media = media or {}
         self.model = Model(options)
         self.cells: list[Cell] = []
         self.weights = self.model.adapted(adapters)
@@ -49,17 +56,34 @@ class Oracle:
                 last = self.feed_token(prompt.inputs[index], position)
                 index, position = index + 1, position + 1
                 continue
-            medium = Medium.of_id(group.media_id)
-            whole = Span(0, 0, 0, prompt.inputs[group.start : group.stop], False, group.media_id)
-            rows: Matrix = self.model.embed_media(whole).tolist()
-            cells = [
-                Cell(position + row * medium.n_pos // medium.n_rows) for row in range(len(rows))
-            ]
+            rows: Matrix = self.rows_of(prompt, group)
+            cells = [Cell(position + offset) for offset in self.offsets_of(group)]
             for run in [cells] if group.one_pass else [[cell] for cell in cells]:
                 last = self.feed(rows[: len(run)], run)
                 rows = rows[len(run) :]
             index, position = group.stop, position + group.n_pos
         return last
+
+    def rows_of(self, prompt: Prompt, group: Group) -> Matrix:
+        """Return the rows of a group."""
+        if group.encoded:
+            rows = self.media[group.media_id].rows.tolist()
+            return [list(row) for row in rows[group.row0 : group.row0 + group.n_inputs]]
+        whole = Span(0, 0, 0, prompt.inputs[group.start : group.stop], False, group.media_id)
+        named: Matrix = self.model.embed_media(whole).tolist()
+        return named
+
+    def offsets_of(self, group: Group) -> Iterator[int]:
+        """Yield how far the group has reached at each of its rows."""
+        if not group.encoded:
+            medium = Medium.of_id(group.media_id)
+            yield from (row * medium.n_pos // medium.n_rows for row in range(medium.n_rows))
+            return
+        reached = 0
+        for row in range(group.row0, group.row0 + group.n_inputs):
+            axes: list[int] = self.media[group.media_id].offsets[:, row].tolist()
+            reached = max(reached, *axes)
+            yield reached
 
     def feed_token(self, token: int, position: int) -> Row:
         """Feed one token; return the logits after it."""

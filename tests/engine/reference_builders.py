@@ -26,6 +26,8 @@ def reference(
     swa_full: bool = False,
     adapters: tuple[str, ...] = (),
     n_embed: int = 0,
+    mmproj: str = "",
+    n_image_rows: int = 0,
 ) -> Iterator[ReferenceEngine]:
     """Make an engine for a `with` block."""
     config = EngineConfig(
@@ -40,6 +42,8 @@ def reference(
         swa_full=swa_full,
         adapters=tuple((name, "") for name in adapters),
         n_embed=n_embed,
+        mmproj=mmproj,
+        n_image_rows=n_image_rows,
     )
     engine = ReferenceEngine(config, options, lambda phase, fraction: True)
     try:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from runnerd.core.batch import Span
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.context import LlamaContext
-from runnerd.engine.llama.engine import LlamaEngine, load_llama
+from runnerd.engine.llama.engine import LlamaEngine
+from runnerd.engine.llama.load import load_llama
 
 Row = npt.NDArray[np.float32]
 

@@ -6,7 +6,7 @@ import pytest
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.engine.llama.shape import check_kv_cache, kv_bytes, plan_shape
+from runnerd.engine.llama.shape import check_kv_cache, kv_bytes, plan_shape, raised_to
 from runnerd.errors import ConfigError, OutOfMemory
 
 
@@ -198,3 +198,25 @@ def test_states_larger_than_memory_are_refused() -> None:
     toy = recurrent(ssm__inner_size=1 << 30, ssm__state_size=1 << 10)
     with pytest.raises(OutOfMemory, match=r"4 slots of 512 take \d+ bytes.*use fewer slots"):
         check_kv_cache(plan_shape(config(), toy), toy)
+
+
+@pytest.mark.parametrize(
+    ("n_batch", "n_ubatch", "n_rows", "raised"),
+    [
+        (256, 128, 0, (256, 128)),
+        (256, 128, 128, (256, 128)),
+        (256, 128, 200, (256, 200)),
+        (64, 32, 300, (304, 300)),
+        (64, 32, 510, (514, 510)),
+    ],
+)
+def test_batches_are_raised_to_what_has_to_share_a_pass_and_never_lowered(
+    n_batch: int, n_ubatch: int, n_rows: int, raised: tuple[int, int]
+) -> None:
+    shape = raised_to(plan_shape(config(n_batch=n_batch, n_ubatch=n_ubatch), header()), n_rows)
+    assert (shape.n_batch, shape.n_ubatch) == raised
+
+
+def test_batches_are_raised_to_no_more_than_the_cache() -> None:
+    shape = raised_to(plan_shape(config(n_slots=2, n_ctx=256, n_cells=256), header()), 255)
+    assert (shape.n_batch, shape.n_ubatch) == (256, 256)

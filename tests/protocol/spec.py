@@ -108,6 +108,8 @@ def bounds_in_words(kind: inspect.Type) -> str:
             return f"{_number(low)} to {_number(high)}"
         case inspect.StrType(min_length=low, max_length=high) if high is not None:
             return f"{low} to {high} characters" if low else f"at most {_number(high)} characters"
+        case inspect.BytesType(min_length=length, max_length=high) if length and length == high:
+            return f"{length} bytes"
         case inspect.LiteralType(values=values):
             return ", ".join(map(str, values))
     return ""

@@ -19,6 +19,9 @@ from runnerd_protocol.messages import (
     Generate,
     GetStatus,
     Hello,
+    Media,
+    MediaPart,
+    MediaWanted,
     ProtocolError,
     Status,
     Subscribe,
@@ -355,3 +358,29 @@ def test_a_stream_that_ends_before_its_welcome_is_incomplete() -> None:
 def test_a_stream_that_ends_with_all_answered_is_complete() -> None:
     client, _ = open_pair()
     client.receive_eof()
+
+
+def test_a_file_that_was_asked_for_reaches_the_daemon() -> None:
+    client, server = open_pair()
+    server.receive(client.send(Generate(1, [MediaPart(sha256=bytes(32))])))
+    client.receive(server.send(Accepted(1)) + server.send(MediaWanted(1, [bytes(32)])))
+    assert server.receive(client.send(Media(1, b"x"))) == [Media(1, b"x")]
+    assert client.active == server.active == (1,)
+
+
+def test_files_are_not_asked_for_before_the_request_is_accepted() -> None:
+    client, server = open_pair()
+    server.receive(client.send(Generate(1, "hi")))
+    with pytest.raises(LocalProtocolError, match="media_wanted for request 1, which is asked"):
+        server.send(MediaWanted(1, [bytes(32)]))
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_file_for_nothing_is_left_out_and_the_connection_goes_on(is_accepted: bool) -> None:
+    client, server = open_pair()
+    server.receive(client.send(Tokenize(1, "hi")) + client.send(Generate(2, "hi")))
+    if is_accepted:
+        client.receive(server.send(Accepted(2)) + server.send(Finished(2, "stop")))
+    files = [client.send(Media(request_id, b"x")) for request_id in (1, 2, 3)]
+    assert server.receive(b"".join(files)) == []
+    assert message_in(server, STATUS_FRAME) == GetStatus(77)

@@ -37,11 +37,13 @@ def test_the_cuts_of_a_stream_do_not_change_its_payloads(
 def test_a_frame_is_under_way_from_its_first_byte_to_its_last(payload: bytes) -> None:
     decoder = FrameDecoder()
     encoded = frame(payload)
-    for index in range(len(encoded) - 1):
-        assert decoder.feed(encoded[index : index + 1]) == []
+    for index in range(1, len(encoded)):
+        assert decoder.feed(encoded[index - 1 : index]) == []
         assert decoder.is_mid_frame
+        assert decoder.n_missing == (len(encoded) if index >= 4 else 4) - index
     assert decoder.feed(encoded[-1:]) == [payload]
     assert not decoder.is_mid_frame
+    assert decoder.n_missing == 0
 
 
 def test_the_largest_frame_passes_and_a_larger_one_is_refused_by_its_header() -> None:

@@ -19,6 +19,8 @@ from runnerd_protocol.messages import (
     Failed,
     Generate,
     GetStatus,
+    Media,
+    MediaPart,
     ProtocolError,
     Subscribe,
     TextPart,
@@ -38,6 +40,8 @@ from tests.protocol.builders import (
 GOOD: list[ClientMessage] = [
     Generate(1, "hello", stop=["a", "b"], temperature=0.5, seed=7),
     Generate(2, [TextPart("x", special=True), TokensPart([1, 300, 70000])], n_keep=-1),
+    Generate(2, [MediaPart(b"GIF89a"), MediaPart(sha256=bytes(32))]),
+    Media(3, b"GIF89a"),
     Generate(2, "x", logit_bias={7: -1.0}, adapters=[Adapter("tone", 0.5)], n=2),
     Embed(2, ["a", [TokensPart([1])]]),
     Tokenize(3, "é"),
@@ -91,7 +95,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(payload=mutated() | st.binary(max_size=64))
 def test_a_broken_payload_gets_one_answer_and_a_good_one_after_it_is_read(payload: bytes) -> None:
     server = open_server()
-    assert len(events_of(server, frame(payload))) <= 1  # none: a cancel of nothing
+    assert len(events_of(server, frame(payload))) <= 1  # none: it is about nothing
     assert message_in(server, encode_frame(GetStatus(2**62))) == GetStatus(2**62)
 
 
@@ -167,6 +171,19 @@ def test_deep_nesting_is_survived(name: str, depth: int) -> None:
     server = open_server()
     assert len(events_of(server, frame(payload))) == 1
     assert message_in(server, STATUS_FRAME) == GetStatus(77)
+
+
+def test_a_large_file_with_a_broken_field_costs_little() -> None:
+    part = {"type": "media", "data": bytes(2**24 - 200), "sha256": bytes(31)}
+    data = raw_frame({**GENERATE, "prompt": [part]})
+    server = open_server()
+    tracemalloc.start()
+    reply = answer_to(server, data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reply.details["field"] == "prompt[0].sha256"
+    assert str(reply.details["value"]).endswith(" bytes)")
+    assert peak < 6 * 2**24
 
 
 @pytest.mark.parametrize("name", ["prompt", "stop", "top_k", "request_id", "type"])

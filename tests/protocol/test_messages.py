@@ -76,6 +76,13 @@ def test_a_number_may_be_as_large_and_as_small_as_its_bounds(name: str) -> None:
         ({"prompt": [{"type": "text", "text": 3}]}, "prompt[0].text", "3", "str, got int"),
         ({"prompt": [{"type": "image"}]}, "prompt[0].type", "'image'", "a known value"),
         ({"prompt": [{"type": "tokens", "tokens": [7, -1]}]}, "prompt[0].tokens[1]", "-1", None),
+        ({"prompt": [{"type": "media", "data": "x"}]}, "prompt[0].data", "'x'", "bytes, got str"),
+        (
+            {"prompt": [{"type": "media"}, {"type": "media", "sha256": b"x" * 31}]},
+            "prompt[1].sha256",
+            f"b'{'x' * 31}'",
+            "bytes of length >= 32",
+        ),
         ({"truncate": 1}, "truncate", "1", "bool, got int"),
         ({"logit_bias": {7: 0, -1: 0}}, "logit_bias", "-1", "int >= 0"),
         ({"logit_bias": {7: 0, "x": 0}}, "logit_bias", "'x'", "int, got str"),
@@ -125,6 +132,28 @@ def test_a_message_without_its_id_is_refused_on_the_connection() -> None:
         fatal=False,
         details={"field": "request_id", "limit": "required"},
     )
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, {"field": "data", "limit": "required"}),
+        ({"data": "x"}, {"field": "data", "value": "'x'", "limit": "bytes, got str"}),
+        ({"data": None}, {"field": "data", "value": "None", "limit": "bytes, got None"}),
+    ],
+)
+def test_a_broken_file_names_its_field_and_request_and_fails_none(
+    fields: dict[str, object], fault: dict[str, object], is_active: bool
+) -> None:
+    server = open_server()
+    if is_active:
+        server.receive(raw_frame(GENERATE))
+    reply = answer_to(server, raw_frame({"type": "media_data", "request_id": 1, **fields}))
+    assert isinstance(reply, ProtocolError)
+    assert (reply.code, reply.fatal) == ("invalid_request", False)
+    assert reply.details == {"request_id": 1, **fault}
+    assert server.active == ((1,) if is_active else ())
 
 
 def test_a_long_value_is_told_in_few_printable_characters() -> None:

@@ -22,6 +22,7 @@ from runnerd_protocol.messages import (
     Generate,
     GetModel,
     GetStatus,
+    MediaWanted,
     Model,
     PromptProgress,
     Status,
@@ -53,6 +54,7 @@ def reply(letter: str, request_id: int) -> DaemonMessage:
     """Return the answer that a letter stands for."""
     replies: dict[str, DaemonMessage] = {
         "A": Accepted(request_id),
+        "W": MediaWanted(request_id, []),
         "P": PromptProgress(request_id),
         "D": Delta(request_id, ""),
         "F": Finished(request_id, "stop"),
@@ -70,7 +72,7 @@ def reply(letter: str, request_id: int) -> DaemonMessage:
 
 # All answers that a request may have had at some time, and all that it may have had at its end.
 SO_FAR = {
-    "g": "X?|A[PD]*[FX]?",
+    "g": "X?|A[WPD]*[FX]?",
     "e": "V*[EX]?",
     "k": "[KX]?",
     "d": "[TX]?",
@@ -79,7 +81,7 @@ SO_FAR = {
     "m": "[MX]?",
 }
 COMPLETE = {
-    "g": "X|A[PD]*[FX]",
+    "g": "X|A[WPD]*[FX]",
     "e": "V*[EX]",
     "k": "[KX]",
     "d": "[TX]",
@@ -89,7 +91,7 @@ COMPLETE = {
 }
 
 steps = st.lists(
-    st.tuples(st.sampled_from("gekdswm" * 2 + "APDDFXVEKTSSLM"), st.integers(0, N_IDS - 1)),
+    st.tuples(st.sampled_from("gekdswm" * 2 + "AWPDDFXVEKTSSLM"), st.integers(0, N_IDS - 1)),
     max_size=40,
 )
 

@@ -19,6 +19,7 @@ from runnerd_protocol.messages import (
     Finished,
     Generate,
     Hello,
+    MediaPart,
     Message,
     TextPart,
     Timings,
@@ -45,6 +46,7 @@ def test_the_table_of_a_message_has_the_fields_of_its_struct(kind: type[Message]
     [
         ("`text` part", TextPart),
         ("`tokens` part", TokensPart),
+        ("`media` part", MediaPart),
         ("`adapter`", Adapter),
         ("`token_logprobs`", TokenLogprobs),
         ("`top_logprob`", TopLogprob),

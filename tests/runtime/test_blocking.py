@@ -9,13 +9,15 @@ import pytest
 from runnerd.blocking import BlockingClient
 from runnerd.client import (
     CannotConnect,
+    CannotRead,
     ChatMessage,
     ClientError,
     ConnectionLost,
     RequestFailed,
 )
 from runnerd_protocol.framing import encode_frame
-from runnerd_protocol.messages import PromptProgress, Welcome
+from runnerd_protocol.messages import MediaPart, PromptProgress, Welcome
+from tests.media.drawn import drawn
 from tests.processes import PATIENCE_S, serving
 
 
@@ -68,6 +70,29 @@ def test_a_chat_is_rendered_and_answered(client: BlockingClient) -> None:
     with client.chat(turns, max_tokens=3) as stream:
         assert sum(delta.n_tokens for delta in stream) == 3
     assert done.finished.n_prompt == len(client.tokenize(client.chat_prompt(turns)))
+
+
+def test_images_are_parts_of_prompts_and_of_messages(
+    client: BlockingClient, tmp_path: Path
+) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(drawn(1))
+    done = client.complete(parts=["What?", path], max_tokens=3, temperature=0.0)
+    with client.generate(parts=["What?", drawn(1)], max_tokens=3, temperature=0.0) as stream:
+        assert stream.completion().text == done.text
+    turns = [ChatMessage("user", ["What?", path])]
+    assert client.complete_chat(turns, max_tokens=3).finished.n_generated == 3
+    assert MediaPart(drawn(1)) in client.chat_prompt(turns)
+
+
+def test_a_prompt_that_cannot_be_sent_leaves_the_client_usable(
+    client: BlockingClient, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotRead, match="No such file"):
+        client.complete(parts=[tmp_path / "none.png"])
+    with pytest.raises(TypeError, match="either a prompt or parts"):
+        client.generate()
+    assert client.complete("x", max_tokens=1).finished.n_generated == 1
 
 
 def test_embeddings_come_as_arrays(client: BlockingClient) -> None:

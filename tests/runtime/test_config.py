@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runnerd.config import Config, SessionLimits, check_config
+from runnerd.config import Config, ImageLimits, SessionLimits, check_config
 from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.errors import ConfigError
 
@@ -38,6 +38,8 @@ def test_the_defaults_are_good() -> None:
         ("ctx-total", {"n_cells": -1}),
         ("embed-max", {"n_embed": -1}),
         ("embed-max", {"n_embed": 2**20 + 1}),
+        ("image-rows", {"n_image_rows": -1}),
+        ("image-rows", {"n_image_rows": 2**16 + 1}),
     ],
 )
 def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, int]) -> None:
@@ -78,6 +80,30 @@ def test_a_setting_out_of_range_is_named(name: str, changes: dict[str, float]) -
 def test_a_session_limit_out_of_range_is_named(name: str, limits: SessionLimits) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} "):
         check_config(replace(GOOD, session=limits))
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("image-max-mpx", ImageLimits(n_pixels=0)),
+        ("image-max-mpx", ImageLimits(n_pixels=1_001_000_000)),
+        ("image-store-mib", ImageLimits(store_bytes=0)),
+        ("image-store-mib", ImageLimits(store_bytes=2**41)),
+        ("pixel_bytes", ImageLimits(pixel_bytes=-1)),
+        ("image-cache-mib", ImageLimits(cache_bytes=-1)),
+    ],
+)
+def test_a_limit_of_images_out_of_range_is_named(name: str, limits: ImageLimits) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        check_config(replace(GOOD, images=limits))
+
+
+def test_rows_of_images_are_for_a_model_that_reads_some() -> None:
+    llama = replace(GOOD.engine, engine="llama", n_image_rows=64)
+    with pytest.raises(ConfigError, match="image-rows 64 needs mmproj"):
+        check_config(replace(GOOD, engine=llama))
+    check_config(replace(GOOD, engine=replace(llama, mmproj="projector.gguf")))
+    check_config(replace(GOOD, engine=replace(GOOD.engine, n_image_rows=64)))
 
 
 @pytest.mark.parametrize(

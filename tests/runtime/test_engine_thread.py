@@ -1,6 +1,7 @@
 """One thread, calls in order, and what happens when one end of it goes."""
 
 import threading
+import weakref
 
 import anyio
 import pytest
@@ -51,6 +52,37 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_call() -> None:
             tasks.cancel_scope.cancel()
             may_end.set()
     assert ended.is_set()
+    thread.close()
+
+
+async def test_a_caller_that_would_rather_go_is_let_go() -> None:
+    thread = EngineThread()
+    started, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        may_end.wait()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: thread.call(work, abandon_on_cancel=True))
+            await to_thread.run_sync(started.wait)
+            tasks.cancel_scope.cancel()
+        may_end.set()
+        assert await thread.call(lambda: 3) == 3
+    thread.close()
+
+
+async def test_the_thread_keeps_nothing_of_a_call_that_is_over() -> None:
+    class Large:
+        pass
+
+    thread = EngineThread()
+    gone = threading.Event()
+    large = await thread.call(Large)
+    weakref.finalize(large, gone.set)
+    del large
+    assert await to_thread.run_sync(gone.wait, 5)
     thread.close()
 
 

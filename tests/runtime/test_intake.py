@@ -6,7 +6,7 @@ from anyio import to_thread
 
 from runnerd.client import connect
 from runnerd.config import SessionLimits
-from runnerd.intake import Intake
+from runnerd.intake import Intake, Share
 from runnerd_protocol.messages import (
     Cancel,
     Failed,
@@ -42,6 +42,18 @@ async def test_a_connection_waits_above_its_limit_until_it_gives_back() -> None:
         await anyio.wait_all_tasks_blocked()
         intake.give_back(1)
     assert await has_room(intake)
+
+
+async def test_a_share_is_given_back_once_however_it_was_cut_and_moved() -> None:
+    first, second = Intake(10), Intake(10)
+    share = Share(first, 9)
+    share.shrink(4)
+    assert (first.n_bytes, second.n_bytes) == (5, 0)
+    share.move_to(second)
+    assert (first.n_bytes, second.n_bytes) == (0, 5)
+    for _ in range(2):
+        share.give_back()
+        assert (first.n_bytes, second.n_bytes) == (0, 0)
 
 
 async def test_where_all_have_too_much_only_those_with_nothing_go_on() -> None:

@@ -74,6 +74,13 @@ def test_the_last_words_before_an_abort_are_kept() -> None:
     assert lines[1]["event"] == "native.cut_off"
 
 
+def test_an_error_that_was_the_last_word_stays_the_last_line() -> None:
+    status, _, lines = run_daemon("say('n_ctx = 4096\\nGGML_ASSERT(n > 0)\\n'); os.abort()")
+    assert status == -signal.SIGABRT
+    assert texts(lines) == ["GGML_ASSERT(n > 0)"]
+    assert lines[-1]["event"] == "native.line"
+
+
 def test_the_last_words_before_a_sigkill_are_kept() -> None:
     status, _, lines = run_daemon("say('one\\ntwo\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert status == -signal.SIGKILL

@@ -7,9 +7,18 @@ import pytest
 from msgspec.structs import asdict
 
 from runnerd.core.batch import Adapter, Sampling
+from runnerd.core.prompt import ImagePart, TextPart, TokensPart
 from runnerd.engine.base import ModelInfo
 from runnerd.errors import InvalidRequest, RequestError, Unsupported
-from runnerd.options import N_SEEDS, check_options, options_of
+from runnerd.options import (
+    N_SEEDS,
+    check_images,
+    check_options,
+    is_long,
+    media_indexes,
+    options_of,
+    parts_of,
+)
 from runnerd_protocol import messages as wire
 
 MODEL = ModelInfo(
@@ -164,3 +173,43 @@ def test_a_model_for_embeddings_does_not_generate() -> None:
     with pytest.raises(Unsupported, match="tiny makes embeddings") as caught:
         check_options(generate(), replace(MODEL, can_generate=False))
     assert isinstance(caught.value, RequestError)
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+def test_each_part_of_a_prompt_keeps_its_place() -> None:
+    image = ImagePart(7, 30, 20)
+    prompt: list[wire.Part] = [
+        wire.MediaPart(b"x"),
+        wire.TextPart("a", special=True),
+        wire.TokensPart([1]),
+    ]
+    assert parts_of(prompt, {0: image}) == [image, TextPart("a", special=True), TokensPart((1,))]
+    assert parts_of("a") == [TextPart("a")]
+
+
+def test_an_image_that_nobody_has_read_is_refused_by_its_place() -> None:
+    prompt: list[wire.Part] = [wire.TextPart("a"), wire.MediaPart(b"x")]
+    with pytest.raises(InvalidRequest) as caught:
+        parts_of(prompt)
+    assert caught.value.details["field"] == "prompt[1]"
+
+
+def test_the_images_of_a_prompt_are_found_and_counted() -> None:
+    prompt: list[wire.Part] = [wire.TextPart("a"), *[wire.MediaPart(b"x")] * wire.MAX_MEDIA]
+    assert media_indexes(prompt) == list(range(1, 65))
+    assert media_indexes("a" * 100) == []
+    with pytest.raises(InvalidRequest, match="65 images, expected at most 64"):
+        media_indexes([*prompt, wire.MediaPart(b"y")])
+
+
+def test_a_few_images_take_as_long_as_a_long_text() -> None:
+    assert is_long([wire.MediaPart(b"x")] * 2)
+    assert not is_long([wire.MediaPart(b"x"), wire.TextPart("a")])
+
+
+def test_a_model_without_image_rows_reads_no_images() -> None:
+    check_images(replace(MODEL, n_image_rows=1))
+    with pytest.raises(Unsupported, match="tiny reads no images"):
+        check_images(MODEL)

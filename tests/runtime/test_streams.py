@@ -1,7 +1,14 @@
 import anyio
 import pytest
 
-from runnerd.client import Completion, ConnectionLost, GenerationStream, RequestFailed, StatusStream
+from runnerd.client import (
+    CannotSend,
+    Completion,
+    ConnectionLost,
+    GenerationStream,
+    RequestFailed,
+    StatusStream,
+)
 from runnerd.streams import Mailbox
 from runnerd_protocol.messages import Accepted, DaemonMessage, Delta, Failed, Finished, Status
 from tests.daemon import PATIENCE_S
@@ -36,6 +43,13 @@ async def test_all_that_came_is_read_before_the_loss() -> None:
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="gone"):
             await anext(stream)
+
+
+async def test_a_loss_that_is_our_own_fault_is_no_lost_connection() -> None:
+    mailbox = mailbox_with(Accepted(1))
+    mailbox.lose("there is no such image", CannotSend)
+    with pytest.raises(CannotSend, match="no such image"):
+        await anext(GenerationStream(1, mailbox))
 
 
 async def test_statuses_end_after_the_last() -> None:

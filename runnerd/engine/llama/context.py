@@ -5,7 +5,7 @@ breach ends the process, is checked before a call.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -15,7 +15,8 @@ import structlog
 from runnerd.core.batch import Adapters, Limits, Span
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.abort import AbortSwitch
-from runnerd.engine.llama.library import ABORTED, NO_ROOM, check_decode, lib, quiet_load
+from runnerd.engine.llama.library import ABORTED, NO_ROOM, check_decode, lib, muted, quiet_load
+from runnerd.engine.llama.media_rows import MediaRows, past_media
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
@@ -47,12 +48,15 @@ class LlamaContext:
             lib.llama_free(handle)
             raise KeepsNoCells("the model keeps no KV cache")
         self.limits = _limits(model, shape, handle, memory)
-        self.cells = SlotCells(handle, memory, self.limits)
+        self.cells = SlotCells(handle, memory, self.limits, has_axes=model.n_axes > 1)
         self.abort = AbortSwitch(handle)
         self._model = model
         self._adapters: Adapters = ()
         self._n_vocab = model.vocabulary.n_tokens
+        self._n_threads = shape.n_threads
         self._rows = RowArrays(self.limits.n_batch, self._n_vocab, shape.n_slots)
+        n_embd: int = lib.llama_model_n_embd_inp(model.handle)
+        self._media = MediaRows(self.limits.n_batch, shape.n_slots, n_embd, model.n_axes)
         self._logits_at = 0
         self._logits: Logits = np.empty((0, self._n_vocab), np.float32)
 
@@ -72,19 +76,35 @@ class LlamaContext:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        with self._shifting() if self.cells.is_shifting else nullcontext():
-            code: int = lib.llama_decode(self._handle, self._rows.batch)
-        self.cells.is_shifting = False
-        if code == ABORTED:
-            raise DecodeAborted(self.cells.take_stock(spans))
-        if code == NO_ROOM:
-            self._log_no_room()
-        check_decode(code)
-        self.cells.n_past = n_past
-        if n_outputs == 0:
-            lib.llama_synchronize(self._handle)
-            return self._logits[:0]
-        return self._outputs(n_outputs)
+        return self._run(spans, self._rows.batch, n_past, n_outputs)
+
+    def decode_media(self, spans: Sequence[Span]) -> Logits:
+        """Run one forward pass over encoded rows; otherwise like `decode`."""
+        batch, n_outputs = self._media.fill(spans)
+        n_past = past_media(self.cells.n_past, spans)
+        # Rows of an image at the same position: what was stored of it could not be told.
+        whole = self.abort.detached(self._handle) if self._model.n_axes > 1 else nullcontext()
+        with whole:
+            return self._run(spans, batch, n_past, n_outputs)
+
+    @contextmanager
+    def without_causal_mask(self) -> Iterator[None]:
+        """Let rows see those behind them for a `with` block; it holds for all that runs."""
+        self._set_causal_mask(False)
+        try:
+            yield
+        finally:
+            self._set_causal_mask(True)
+
+    def _set_causal_mask(self, wanted: bool) -> None:
+        with muted():
+            lib.llama_set_causal_attn(self._handle, wanted)
+
+    def use_threads(self, n_threads: int) -> None:
+        """Let decodes run with so many threads from now on."""
+        if n_threads != self._n_threads:
+            lib.llama_set_n_threads(self._handle, n_threads, n_threads)
+            self._n_threads = n_threads
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Let decodes run with these adapters from now on; a change costs the next one time."""
@@ -92,18 +112,38 @@ class LlamaContext:
             self._model.adapters.apply(self._handle, adapters)
             self._adapters = adapters
 
-    def warm_up(self, token: int) -> None:
+    def warm_up(self, token: int, reached: Callable[[float], None]) -> None:
         """Run the two shapes that every daemon meets first, and a shift; forget them.
 
         A shift has a graph of its own, the memory of which is to be missing now or never.
+        `reached` is told the fraction that is done between passes, and may raise.
         """
-        for n_slots in (1, self.limits.n_slots):
+        for fraction, n_slots in ((0.3, 1), (0.6, self.limits.n_slots)):
             self.cells.clear()
             self.decode([Span(slot, slot, 0, (token,), True) for slot in range(n_slots)])
+            reached(fraction)
         if self.limits.can_shift:
             self.cells.shift(0, 0, None, 1)
             self.decode([Span(0, 0, 2, (token,), False)])
         self.cells.clear()
+
+    def _run(
+        self, spans: Sequence[Span], batch: ctypes.Structure, n_past: list[int], n_outputs: int
+    ) -> Logits:
+        """Run a batch after which the slots have `n_past`."""
+        with self._shifting() if self.cells.is_shifting else nullcontext():
+            code: int = lib.llama_decode(self._handle, batch)
+        self.cells.is_shifting = False
+        if code == ABORTED:
+            raise DecodeAborted(self.cells.take_stock(spans))
+        if code == NO_ROOM:
+            self._log_no_room(batch.n_tokens)
+        check_decode(code)
+        self.cells.n_past = n_past
+        if n_outputs == 0:
+            lib.llama_synchronize(self._handle)
+            return self._logits[:0]
+        return self._outputs(n_outputs)
 
     @contextmanager
     def _shifting(self) -> Iterator[None]:
@@ -115,11 +155,11 @@ class LlamaContext:
         with self.abort.detached(self._handle), quiet_load():
             yield
 
-    def _log_no_room(self) -> None:
+    def _log_no_room(self, n_rows: int) -> None:
         """Log what there is where llama.cpp finds no room: the ledger says there is some."""
         log.debug(
             "kv.no_slot",
-            n_rows=self._rows.batch.n_tokens,
+            n_rows=n_rows,
             n_batch=self.limits.n_batch,
             n_cells=self.limits.n_cells,
             held=self.cells.held(),
@@ -139,6 +179,11 @@ class LlamaContext:
         return self._logits[:n_outputs]
 
 
+def is_of_memory(words: str) -> bool:
+    """Whether what llama.cpp says of a failure means that there was no memory."""
+    return "alloc" in words or "memory" in words
+
+
 def _make_context(
     model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
 ) -> int:
@@ -154,7 +199,7 @@ def _make_context(
     if handle is not None:
         return handle
     words = "; ".join(errors)
-    if "alloc" not in words and "memory" not in words:
+    if not is_of_memory(words):
         raise ConfigError(f"llama.cpp makes no such context: {words}")
     size = "" if kv_bytes is None else f", {kv_bytes} bytes of KV cache"
     raise OutOfMemory(f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {words}")

@@ -1,11 +1,8 @@
 """The llama.cpp engine: a model, its context and its samplers behind `Engine`."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import assert_never
-
-import structlog
+from typing import TYPE_CHECKING, assert_never
 
 from runnerd.core.batch import (
     Adapters,
@@ -26,23 +23,24 @@ from runnerd.core.prompt import Part, Prompt
 from runnerd.engine.base import (
     ConstraintKind,
     Decoded,
-    EngineConfig,
-    LoadProgress,
+    EncodedImage,
+    Pixels,
     Pooling,
     Vectors,
 )
-from runnerd.engine.llama.context import KeepsNoCells, LlamaContext
+from runnerd.engine.llama.context import LlamaContext
 from runnerd.engine.llama.embedder import Embedder
-from runnerd.engine.llama.gguf import GGUFHeader, read_gguf
 from runnerd.engine.llama.grammar import GrammarCompiler
-from runnerd.engine.llama.kv_type import choose_kv_type
+from runnerd.engine.llama.groups import decode_groups
 from runnerd.engine.llama.library import lib
-from runnerd.engine.llama.model import LlamaModel, Phases, load_model
+from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.sampler import Samplers
-from runnerd.engine.llama.shape import ContextShape, check_kv_cache, kv_bytes, plan_shape
-from runnerd.errors import BadModel
+from runnerd.engine.llama.threads import share_threads
+from runnerd.engine.llama.worst_image import try_worst_image
+from runnerd.errors import EngineFailed
 
-log = structlog.get_logger()
+if TYPE_CHECKING:  # to import it loads libmtmd, which only models that read images need
+    from runnerd.engine.llama.projector import Projector
 
 
 class LlamaEngine:
@@ -57,9 +55,19 @@ class LlamaEngine:
         context: LlamaContext | None,
         embedder: Embedder,
         limits: Limits,
+        *,
+        projector: "Projector | None",
+        n_threads: int,
     ) -> None:
         self.limits = limits
-        self.model = replace(embedder.describe(model.description), can_generate=context is not None)
+        self.model = replace(
+            embedder.describe(model.description),
+            can_generate=context is not None,
+            n_image_rows=projector.largest.n_inputs if projector else 0,
+        )
+        self._projector = projector
+        self._sees_ahead = projector is not None and projector.sees_ahead
+        self._threads = share_threads(n_threads)
         self._model = model
         self._generating = context
         self._embedder = embedder
@@ -76,7 +84,8 @@ class LlamaEngine:
 
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
         """Turn a request's parts into inputs."""
-        return self._vocabulary.expand(parts, add_bos=add_bos)
+        picture_of = self._projector.picture if self._projector else None
+        return self._vocabulary.expand(parts, picture_of, add_bos=add_bos)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to the text."""
@@ -111,8 +120,18 @@ class LlamaEngine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Run one forward pass and sample; see `Engine.decode`."""
-        assert batch.kind is BatchKind.TOKENS, "expand makes no groups, so there is no media"
-        rows = self._context.decode(batch.spans)
+        is_beside = self._projector is not None and self._projector.is_encoding
+        self._context.use_threads(self._threads.beside if is_beside else self._threads.alone)
+        match batch.kind:
+            case BatchKind.TOKENS:
+                rows = self._context.decode(batch.spans)
+            case BatchKind.MEDIA:
+                assert not self._sees_ahead, "rows of an image that need a pass without a mask"
+                rows = self._context.decode_media(batch.spans)
+            case BatchKind.MEDIA_NON_CAUSAL:
+                assert self._sees_ahead, "rows of an image that need a mask"
+                has_window = self._model.n_swa > 0
+                rows = decode_groups(self._context, batch.spans, has_window=has_window)
         wanted = [span.seq_id for span in batch.spans if span.wants_logits]
         return self._samplers.sample(wanted, rows)
 
@@ -142,89 +161,39 @@ class LlamaEngine:
         """See `Engine.embed`."""
         return self._embedder.embed(inputs, pooling)
 
-    def warm_up(self) -> None:
-        """Run what every daemon meets first, and see that it runs."""
+    def warm_up(self, reached: Callable[[float], None]) -> None:
+        """Run what every daemon meets first, and the worst image, and see that it runs.
+
+        `reached` is told the fraction that is done between passes, and may raise.
+        """
         token = self.model.bos_token or 0
-        if self._generating is not None:
-            self._generating.warm_up(token)
-        else:
+        if self._generating is None:
             self._embedder.embed([[token]], self.model.poolings[0])
+            return
+        if self._projector is None:
+            self._generating.warm_up(token, reached)
+            return
+        self._generating.warm_up(token, lambda fraction: reached(fraction / 3))
+        reached(1 / 3)
+        has_window = self._model.n_swa > 0
+        try_worst_image(self._projector, self._generating, reached, has_window=has_window)
+
+    def encode(self, images: Sequence[Pixels]) -> tuple[EncodedImage | EngineFailed, ...]:
+        """See `Engine.encode`."""
+        if self._projector is None:
+            return tuple(EngineFailed("the model reads no images") for _ in images)
+        return self._projector.encode(images)
 
     def close(self) -> None:
-        """Free everything; a second call does nothing."""
+        """Free everything; a second call does nothing.
+
+        A projector that encodes is left to the process's end, with the model that it reads.
+        """
         if self._is_open:
             self._is_open = False
             self._samplers.close_all()
             self._embedder.close()
             if self._generating is not None:
                 self._generating.close()
-            self._model.close()
-
-
-def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
-    """Load a GGUF file, make its context and warm it up, in the calling thread.
-
-    Raises:
-        ConfigError: a size is beyond the model's or llama.cpp's bounds.
-        LoadError: the file is missing or bad, memory is short, or `progress` said stop.
-    """
-    phases = Phases(progress)
-    phases.reach("open", 0.0)
-    header = read_gguf(config.model)
-    on_cpu = not lib.llama_supports_gpu_offload()
-    config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=on_cpu))
-    shape = plan_shape(config, header)
-    if on_cpu:  # else the cache is on the device
-        check_kv_cache(shape, header)
-    phases.reach("open", 1.0)
-    model = load_model(config.model, header, phases, config.adapters)
-    try:
-        phases.reach("context", 0.0)
-        engine = _make_engine(model, header, config, shape)
-    except BaseException:
-        model.close()
-        raise
-    try:
-        phases.reach("warm-up", 0.0)
-        engine.warm_up()
-        phases.reach("warm-up", 1.0)
-    except BaseException:
-        engine.close()
-        raise
-    log.info(
-        "llama.loaded",
-        n_threads=shape.n_threads,
-        kv="unified" if shape.unified else "split",
-        kv_type=shape.kv_type,
-        n_cells=shape.n_cells,
-        system_info=lib.llama_print_system_info().decode().strip(),
-    )
-    return engine
-
-
-def _make_engine(
-    model: LlamaModel, header: GGUFHeader, config: EngineConfig, shape: ContextShape
-) -> LlamaEngine:
-    """Make the context for generation, if the model can generate, and put all together.
-
-    Raises:
-        LoadError: there is no memory for the context, or no use for the model.
-    """
-    context: LlamaContext | None = None
-    with suppress(KeepsNoCells):
-        context = LlamaContext(model, shape, config, kv_bytes(shape, header))
-    is_encoder = context is None
-    embedder = Embedder(model, header, config, n_threads=shape.n_threads, is_encoder=is_encoder)
-    if context is not None:
-        return LlamaEngine(model, context, embedder, context.limits)
-    if not embedder.describe(model.description).poolings:
-        raise BadModel(f"{config.model}: neither generates text nor makes embeddings")
-    limits = Limits(
-        n_slots=shape.n_slots,
-        n_ctx=shape.n_ctx,
-        n_cells=shape.n_cells,
-        n_batch=shape.n_batch,
-        n_ubatch=shape.n_ubatch,
-        can_shift=False,
-    )
-    return LlamaEngine(model, None, embedder, limits)
+            if self._projector is None or self._projector.close():
+                self._model.close()

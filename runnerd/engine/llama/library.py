@@ -21,7 +21,16 @@ except ImportError as err:
 except (OSError, RuntimeError) as err:  # the package is there, its shared library does not load
     raise ConfigError(f"llama-cpp-python does not load: {err}") from err
 
-__all__ = ["ABORTED", "NO_ROOM", "check_decode", "lib", "muted", "quiet_load"]
+__all__ = [
+    "ABORTED",
+    "NO_ROOM",
+    "check_decode",
+    "lib",
+    "load_callback",
+    "muted",
+    "quiet_load",
+    "silent_callback",
+]
 
 INFO, ERROR, CONTINUED = 2, 4, 5  # ggml_log_level
 STDERR = 2
@@ -47,10 +56,10 @@ class _LoadLog:
 
 _load_log = _LoadLog()
 # llama.cpp may call it as long as the process lives, so it is never freed.
-_load_callback = lib.llama_log_callback(_load_log)
+load_callback = lib.llama_log_callback(_load_log)
 _native_callback = lib.llama_log_callback()  # NULL: llama.cpp writes to stderr by itself
 # A function that does nothing with whatever it is given, and takes no GIL for it.
-_no_callback = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
+silent_callback = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
 
 
 def _use_native_log() -> None:
@@ -70,7 +79,7 @@ def quiet_load() -> Iterator[deque[str]]:
     llama.cpp's own log knows no levels, and a load speaks from the thread that loads.
     """
     _load_log.errors.clear()
-    lib.llama_log_set(_load_callback, ctypes.c_void_p())
+    lib.llama_log_set(load_callback, ctypes.c_void_p())
     try:
         yield _load_log.errors
     finally:
@@ -80,7 +89,7 @@ def quiet_load() -> Iterator[deque[str]]:
 @contextmanager
 def muted() -> Iterator[None]:
     """Keep off stderr what llama.cpp says of a call, which is to fail or of no interest."""
-    lib.llama_log_set(_no_callback, ctypes.c_void_p())
+    lib.llama_log_set(silent_callback, ctypes.c_void_p())
     try:
         yield
     finally:

@@ -14,13 +14,14 @@ from runnerd.errors import BadModel, LoadCancelled
 # Mapped weights are ready sooner than read ones (SmolLM2 90 ms against 135 ms, from the page
 # cache), are not held twice, and a restarted daemon finds them still in memory.
 LOAD_MMAP = 1
+M_ROPE = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)  # time, y, x, and one of no use
 
 
 class LlamaModel:
     """A loaded model and its adapters. Free its samplers and contexts first.
 
     `n_swa`: some layers see only the last so many positions; 0: all see all. `is_recurrent`: some
-    layers keep a state instead of cells.
+    layers keep a state instead of cells. `n_axes`: the numbers that make up a position.
     """
 
     def __init__(self, handle: int, path: str, architecture: str, adapters: LoraAdapters) -> None:
@@ -30,6 +31,7 @@ class LlamaModel:
         self.is_recurrent: bool = lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(
             handle
         )
+        self.n_axes = 4 if lib.llama_model_rope_type(handle) in M_ROPE else 1
         self.vocabulary = Vocabulary(handle)
         template: bytes | None = lib.llama_model_chat_template(handle, None)
         self.description = ModelInfo(

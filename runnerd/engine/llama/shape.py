@@ -1,7 +1,7 @@
 """How large a context is: decided, and checked against the file, before anything loads."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runnerd.engine.base import MAX_SLOTS, EngineConfig, KVType
 from runnerd.engine.llama.gguf import GGUFHeader
@@ -95,6 +95,18 @@ def plan_shape(config: EngineConfig, header: GGUFHeader) -> ContextShape:
         swa_full=config.swa_full,
         kv_type=config.kv_type,
     )
+
+
+def raised_to(shape: ContextShape, n_rows: int) -> ContextShape:
+    """Return the shape with passes of at least so many rows, which an image takes in one.
+
+    Beside it every slot finds room in a step for the next row of its generation, which could
+    otherwise wait for one image after another. An image is smaller than a context.
+    """
+    if n_rows == 0:
+        return shape
+    n_batch = min(max(shape.n_batch, n_rows + shape.n_slots), shape.n_ctx_total)
+    return replace(shape, n_batch=n_batch, n_ubatch=max(shape.n_ubatch, n_rows))
 
 
 def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:

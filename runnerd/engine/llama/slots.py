@@ -1,7 +1,9 @@
 """The cells of a context, slot by slot: which positions are stored, and edits of them.
 
 llama.cpp calls a slot's number `seq_id`. `n_past` is always one more than the last position
-that llama.cpp stores; every bound whose breach ends the process is checked before a call.
+that llama.cpp stores, except behind an image that takes fewer positions than rows (M-RoPE): all
+its rows are stored at the first one. There it is kept here. Every bound whose breach ends the
+process is checked before a call.
 """
 
 import ctypes
@@ -18,13 +20,17 @@ from runnerd.errors import EngineBroken
 class SlotCells:
     """What the slots of a context hold. One call at a time.
 
-    `is_shifting`: the next decode begins with moving what was shifted.
+    `is_shifting`: the next decode begins with moving what was shifted. `has_axes`: a position is
+    more than one number (M-RoPE).
     """
 
-    def __init__(self, context: int, memory: int, limits: Limits) -> None:
+    def __init__(
+        self, context: int, memory: int, limits: Limits, *, has_axes: bool = False
+    ) -> None:
         self._context = context
         self._memory = memory
         self._limits = limits
+        self._has_axes = has_axes
         self.n_past = [0] * limits.n_slots
         self.is_shifting = False
         self.checkpoints = Checkpoints(context)
@@ -39,7 +45,8 @@ class SlotCells:
         self._check_slot(slot_id)
         if not lib.llama_memory_seq_rm(self._memory, slot_id, p0, _end(p1)):
             raise EngineBroken(f"slot {slot_id} cannot forget the positions [{p0}, {p1})")
-        self._read_n_past(slot_id)
+        n_past = self.n_past[slot_id]
+        self._read_n_past(slot_id, p0 if p1 is None and p0 < n_past else n_past)
 
     def shift(self, slot_id: int, p0: int, p1: int | None, delta: int) -> None:
         """Move the positions [p0, p1) of a slot."""
@@ -47,7 +54,7 @@ class SlotCells:
         assert self._limits.can_shift, "this model's positions cannot be shifted"
         lib.llama_memory_seq_add(self._memory, slot_id, p0, _end(p1), delta)
         self.is_shifting = True
-        self._read_n_past(slot_id)
+        self._read_n_past(slot_id, 0)
 
     def copy(self, from_slot_id: int, slot_id: int, n_pos: int) -> None:
         """Let an empty slot hold the first `n_pos` positions of another.
@@ -73,7 +80,8 @@ class SlotCells:
                 self._finish_copy(from_slot_id, slot_id)
             if n_pos < n_past and self._limits.can_rewind:
                 lib.llama_memory_seq_rm(self._memory, slot_id, n_pos, -1)
-        self._read_n_past(slot_id)
+                n_past = n_pos
+        self._read_n_past(slot_id, n_pos if self._limits.is_unified else n_past)
 
     def restore(self, checkpoint_id: int, slot_id: int, n_pos: int) -> None:
         """Put a slot back to `n_pos`, where the checkpoint was saved."""
@@ -81,6 +89,7 @@ class SlotCells:
         # In this order: recurrent layers forget nothing that lies before their state.
         self.checkpoints.restore(checkpoint_id, slot_id)
         self.remove(slot_id, n_pos, None)
+        self._read_n_past(slot_id, n_pos)
         if self.n_past[slot_id] != n_pos:
             raise EngineBroken(f"slot {slot_id} is at {self.n_past[slot_id]} instead of {n_pos}")
 
@@ -102,7 +111,8 @@ class SlotCells:
         """
         for slot_id in {span.slot_id for span in spans}:
             if self._limits.can_rewind:
-                self._read_n_past(slot_id)
+                last: int = lib.llama_memory_seq_pos_max(self._memory, slot_id)
+                self._read_n_past(slot_id, max(self.n_past[slot_id], last + 1))
             else:
                 self.remove(slot_id, 0, None)
         return tuple(map(self._n_stored, spans))
@@ -142,8 +152,10 @@ class SlotCells:
         if code != NO_ROOM:
             raise EngineBroken(f"slot {from_slot_id} was not copied, llama_decode gave {code}")
 
-    def _read_n_past(self, slot_id: int) -> None:
-        self.n_past[slot_id] = lib.llama_memory_seq_pos_max(self._memory, slot_id) + 1
+    def _read_n_past(self, slot_id: int, known: int) -> None:
+        """Ask llama.cpp what is stored, where that tells; else it is what is known."""
+        last: int = lib.llama_memory_seq_pos_max(self._memory, slot_id)
+        self.n_past[slot_id] = known if self._has_axes else last + 1
 
     def _check_slot(self, slot_id: int) -> None:
         assert 0 <= slot_id < self._limits.n_slots, f"slot {slot_id} of {self._limits.n_slots}"

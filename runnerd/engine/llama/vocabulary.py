@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from runnerd.core.parts import encoded, joined
-from runnerd.core.prompt import Part, Prompt, TextPart, TokensPart
+from runnerd.core.prompt import Group, ImagePart, Part, Prompt, TextPart, TokensPart
 from runnerd.engine.llama.library import lib
-from runnerd.errors import InvalidRequest
+from runnerd.engine.llama.picture import PictureOf
+from runnerd.errors import InvalidRequest, Unsupported
 
 MAX_TEXT_BYTES = 1 << 30  # llama.cpp counts in int32, and ends the process on overflow
 # Where names of tokens are looked for, the time grows with the square of how many are found: at
@@ -41,9 +42,12 @@ class Vocabulary:
         self._ends = frozenset(self.end_tokens)
         self._pieces: list[bytes | None] = [None] * self.n_tokens
 
-    def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
+    def expand(
+        self, parts: Sequence[Part], picture_of: PictureOf | None = None, *, add_bos: bool = True
+    ) -> Prompt:
         """Turn a request's parts into inputs, as `Tokenizer.expand` says."""
         inputs: list[int] = []
+        groups: list[Group] = []
         borders: list[int] = []
         for part in joined(parts, self.n_tokens):
             match part:
@@ -53,12 +57,20 @@ class Vocabulary:
                     inputs.extend(self._tokenize(text, special))
                 case TokensPart(tokens):
                     inputs.extend(tokens)
+                case ImagePart(media_id, width, height):
+                    if picture_of is None:
+                        raise Unsupported("the model reads no images")
+                    picture = picture_of(width, height)
+                    groups.extend(picture.groups(media_id, len(inputs)))
+                    inputs.extend(picture.inputs(media_id))
         n_bos = 0
         if add_bos and self.adds_bos and self.bos is not None and inputs[:1] != [self.bos]:
             inputs.insert(0, self.bos)
             n_bos = 1
         return Prompt(
-            tuple(inputs), borders=tuple(n_bos + border for border in borders if border > 0)
+            tuple(inputs),
+            tuple(group.moved(n_bos) for group in groups),
+            tuple(n_bos + border for border in borders if border > 0),
         )
 
     def token_bytes(self, token: int) -> bytes:

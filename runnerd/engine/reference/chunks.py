@@ -1,6 +1,7 @@
 """Batches cut into chunks of `n_ubatch` rows, as llama.cpp does; a decode can stop between them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 from runnerd.core.batch import Batch, BatchKind, Span
@@ -35,12 +36,10 @@ def _rows_of(batch: Batch, start: int, stop: int) -> Iterator[Span]:
         if begin >= end:
             continue
         is_media = batch.kind is not BatchKind.TOKENS
-        yield Span(
-            span.seq_id,
-            span.slot_id,
-            span.pos if is_media else span.pos + begin,
-            span.inputs[begin:end],
-            span.wants_logits and end == n_rows,
-            span.media_id,
-            span.row0 + begin if is_media else 0,
+        yield replace(
+            span,
+            pos=span.pos if is_media else span.pos + begin,
+            inputs=span.inputs[begin:end],
+            wants_logits=span.wants_logits and end == n_rows,
+            row0=span.row0 + begin if is_media else 0,
         )

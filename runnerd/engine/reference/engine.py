@@ -25,9 +25,11 @@ from runnerd.core.prompt import Part, Prompt
 from runnerd.engine.base import (
     ConstraintKind,
     Decoded,
+    EncodedImage,
     EngineConfig,
     LoadProgress,
     ModelInfo,
+    Pixels,
     Pooling,
     Vectors,
 )
@@ -35,10 +37,14 @@ from runnerd.engine.reference.cache import Memory
 from runnerd.engine.reference.chunks import chunks_of, stored_rows
 from runnerd.engine.reference.edits import Editor
 from runnerd.engine.reference.embedding import POOLINGS, Embedder
+from runnerd.engine.reference.encoded import check_encoded
+from runnerd.engine.reference.encoder import Encoder
 from runnerd.engine.reference.faults import Faults
 from runnerd.engine.reference.forward import Forward
 from runnerd.engine.reference.grammar import compiled
-from runnerd.engine.reference.limits import plan_limits
+from runnerd.engine.reference.images import Tiling
+from runnerd.engine.reference.limits import plan_image_rows, plan_limits
+from runnerd.engine.reference.loading import Loading
 from runnerd.engine.reference.model import Model
 from runnerd.engine.reference.options import ReferenceOptions
 from runnerd.engine.reference.pace import Pace
@@ -51,12 +57,9 @@ from runnerd.engine.reference.tokenizer import (
     N_VOCAB,
     ByteTokenizer,
 )
-from runnerd.errors import BadModel, DecodeAborted, LoadCancelled, NoKVSlot
+from runnerd.errors import BadModel, DecodeAborted, EngineFailed, NoKVSlot
 
 Floats = NDArray[np.float64]
-
-PHASES = ("open", "weights", "context", "warm-up")
-N_FRACTIONS = 4  # progress reports within each phase of loading
 
 
 class ReferenceEngine:
@@ -64,7 +67,7 @@ class ReferenceEngine:
 
     Raises:
         BadModel: the options say that the load fails.
-        ConfigError: there are fewer cells than a split cache takes.
+        ConfigError: there are fewer cells than a split cache takes, or images that do not fit.
         LoadCancelled: `progress` returned False.
         OutOfMemory: the KV cache is larger than memory.
     """
@@ -75,23 +78,27 @@ class ReferenceEngine:
         self.faults = Faults(options)
         self._options = options
         self._pace = Pace()
-        self._load_phase("open", progress)
+        loading = Loading(options.load_ms, self._pace, progress)
+        loading.phase("open")
         if options.fail_load:
             raise BadModel("reference engine: the load is to fail (fail_load=1)")
-        self._tokenizer = ByteTokenizer(non_causal=options.non_causal)
         self._limits = plan_limits(config, options)
+        n_rows = plan_image_rows(config, options)
+        self._tiling = Tiling(options, n_rows) if n_rows else None
+        self._tokenizer = ByteTokenizer(non_causal=options.non_causal, tiling=self._tiling)
         self._model = Model(options)
-        self._load_phase("weights", progress)
+        loading.phase("weights")
         self._memory = Memory(options, self._limits)
         self._editor = Editor(self._memory, self._limits)
         names = tuple(name for name, _ in config.adapters)
         self._forward = Forward(self._model, self._memory, names)
         self._embedder = Embedder(self._model, options, config.n_embed or config.n_ubatch)
+        self._encoder = Encoder(self._model, self._tiling, options, self.faults)
         self._samplers = Samplers()
         self._is_shifting = False  # as in llama.cpp, until the next decode has begun
         self.last_logits: Floats = np.empty((0, N_VOCAB))
-        self._load_phase("context", progress)
-        self._load_phase("warm-up", progress)
+        loading.phase("context")
+        loading.phase("warm-up")
 
     @property
     def limits(self) -> Limits:
@@ -116,10 +123,11 @@ class ReferenceEngine:
             n_embd=self._options.dim,
             n_embed=self._embedder.n_embed,
             poolings=POOLINGS,
+            n_image_rows=self._tiling.n_inputs if self._tiling else 0,
         )
 
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
-        """See `Tokenizer.expand`; images are written as in `media`."""
+        """See `Tokenizer.expand`; images are as in `images`, or named as in `media`."""
         return self._tokenizer.expand(parts, add_bos=add_bos)
 
     def token_bytes(self, token: int) -> bytes:
@@ -167,6 +175,9 @@ class ReferenceEngine:
     def decode(self, batch: Batch) -> Decoded:
         """See `Engine.decode`. A batch that breaks the contract is an AssertionError."""
         assert not self._pace.is_closed, "the engine is closed"
+        for span in batch.spans:
+            one_pass = self._options.non_causal
+            check_encoded(batch.kind, span, self._options.dim, one_pass=one_pass)
         seq_ids = [span.seq_id for span in batch.spans if span.wants_logits]
         for seq_id in seq_ids:
             self._samplers.check(seq_id)
@@ -199,9 +210,14 @@ class ReferenceEngine:
         """See `Engine.embed`."""
         return self._embedder.embed(inputs, pooling)
 
+    def encode(self, images: Sequence[Pixels]) -> tuple[EncodedImage | EngineFailed, ...]:
+        """See `Engine.encode`; `faults` and options say how long it takes, and what fails."""
+        return self._encoder.encode(images)
+
     def close(self) -> None:
-        """See `Engine.close`. A second call changes nothing; a decode that hangs goes on."""
+        """See `Engine.close`. A second call changes nothing; what hangs goes on."""
         self._pace.close()
+        self._encoder.close()
         self.faults.release()
         self._samplers.clear()
 
@@ -232,11 +248,3 @@ class ReferenceEngine:
             self._editor.remove(slot_id, 0, None)
         stored = zip(batch.spans, stored_rows(batch, n_stored), strict=True)
         return tuple(None if span.slot_id in lost else n_rows for span, n_rows in stored)
-
-    def _load_phase(self, phase: str, progress: LoadProgress) -> None:
-        wait_s = self._options.load_ms / 1e3 / len(PHASES) / N_FRACTIONS
-        for done in range(N_FRACTIONS + 1):
-            if not progress(phase, done / N_FRACTIONS):
-                raise LoadCancelled(f"reference engine: the load was stopped at {phase}")
-            if wait_s and done < N_FRACTIONS:
-                self._pace.wait_until(time.monotonic() + wait_s)

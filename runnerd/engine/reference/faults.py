@@ -3,23 +3,28 @@
 import threading
 
 from runnerd.engine.reference.options import ReferenceOptions
-from runnerd.errors import EngineBroken, NoKVSlot
+from runnerd.errors import EngineBroken, EngineFailed, NoKVSlot
 
 
 class Faults:
-    """What is to go wrong. Decodes are counted from 1, from the load on. Safe from any thread.
+    """What is to go wrong. Safe from any thread.
 
-    `hanging` is set while a decode hangs.
+    Decodes, and images encoded, are counted from 1, from the load on. `hanging` is set while a
+    decode hangs, `encode_hanging` while encoding does.
     """
 
     def __init__(self, options: ReferenceOptions) -> None:
         self.hanging = threading.Event()
+        self.encode_hanging = threading.Event()
         self._released = threading.Event()
         self._n_decodes = 0
         self._no_kv_slot = range(options.no_kv_at, options.no_kv_at + 1)
         self._broken_at = options.broken_at
         self._hang_at = options.hang_at
         self._nan_seq_ids = {options.nan_seq}
+        self._n_encodes = 0
+        self._fail_encode_at = options.fail_encode_at
+        self._hang_encode_at = options.hang_encode_at
         self._aborted: tuple[int, int] | None = None
 
     def no_kv_slot(self, n_decodes: int = 1) -> None:
@@ -51,8 +56,17 @@ class Faults:
         self._released.clear()
         self._hang_at = self._n_decodes + 1
 
+    def fail_encode(self) -> None:
+        """Let the next image fail to be encoded."""
+        self._fail_encode_at = self._n_encodes + 1
+
+    def hang_encode(self) -> None:
+        """Let the next image hang in the encoder until `release`."""
+        self._released.clear()
+        self._hang_encode_at = self._n_encodes + 1
+
     def release(self) -> None:
-        """Let the decode that hangs go on, or that was to hang."""
+        """Let what hangs go on, or what was to hang."""
         self._released.set()
 
     def before_decode(self) -> None:
@@ -66,3 +80,13 @@ class Faults:
             raise EngineBroken(f"reference engine: decode {self._n_decodes} is to break")
         if self._n_decodes in self._no_kv_slot:
             raise NoKVSlot(f"reference engine: decode {self._n_decodes} is to find no room")
+
+    def before_encode(self) -> None:
+        """Count an image, and fail it where it is to fail."""
+        self._n_encodes += 1
+        if self._n_encodes == self._hang_encode_at:
+            self.encode_hanging.set()
+            self._released.wait()
+            self.encode_hanging.clear()
+        if self._n_encodes == self._fail_encode_at:
+            raise EngineFailed(f"reference engine: image {self._n_encodes} is to fail")

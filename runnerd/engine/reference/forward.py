@@ -5,7 +5,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from runnerd.core.batch import Adapters, Batch, BatchKind
+from runnerd.core.batch import Adapters, Batch, BatchKind, Span
+from runnerd.engine.base import EncodedImage
 from runnerd.engine.reference.cache import Memory
 from runnerd.engine.reference.model import Model
 
@@ -44,7 +45,13 @@ class Forward:
                 return self._model.logits_of_tokens(self._weights, tokens[outputs], positions)
             rows = self._model.embed(tokens)
         else:
-            rows = np.concatenate([self._model.embed_media(span) for span in chunk.spans])
+            rows = np.concatenate([self._rows_of(span) for span in chunk.spans])
         rows = self._memory.forward(self._weights, chunk, placement, rows)
         self._memory.forget_slid(chunk)
         return self._model.logits(self._weights, rows[outputs], positions)
+
+    def _rows_of(self, span: Span) -> Floats:
+        """Return the embedding rows of a medium's span."""
+        if isinstance(span.media, EncodedImage):
+            return span.media.rows[span.row0 : span.row0 + len(span.inputs)].astype(np.float64)
+        return self._model.embed_media(span)

@@ -14,6 +14,7 @@ from runnerd.errors import InvalidRequest
 IMAGE = r"<image:\d+(?::\d+)?(?::causal)?(?::[A-Za-z_]\w*)?>"
 _FIELDS = re.compile(r"<image:(\d+)(?::(\d+))?(:causal)?(?::(\w+))?>")
 MAX_ROWS = 2**15 - 1  # so that a medium's shape fits into its id
+NAMED = 0b10110101  # in the id of every such image, and by chance in one of 256 others
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ class Medium:
             )
         one_pass = non_causal and fields[3] is None
         content = f"{fields[4] or ''}:{n_rows}".encode()
-        digest = int.from_bytes(blake2b(content, digest_size=4).digest(), "big")
-        return cls.of_id(digest << 31 | n_pos << 16 | n_rows << 1 | one_pass)
+        digest = int.from_bytes(blake2b(content, digest_size=3).digest(), "big")
+        return cls.of_id(digest << 39 | NAMED << 31 | n_pos << 16 | n_rows << 1 | one_pass)
 
     @classmethod
     def of_id(cls, media_id: int) -> "Medium":
-        """Return the medium that `of_name` gave this id."""
+        """Return the medium that `of_name` gave this id; any other is an AssertionError."""
+        assert media_id >> 31 & 0xFF == NAMED, f"medium {media_id} without its rows"
         return cls(
             media_id=media_id,
             n_rows=media_id >> 1 & MAX_ROWS,

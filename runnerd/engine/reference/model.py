@@ -103,6 +103,10 @@ class Model:
         rng = _generator(self._seed, span.media_id)
         return whole(rng.standard_normal((stop, self._dim)) * ONE)[span.row0 :]
 
+    def draw(self, stream: int) -> Floats:
+        """Return the embedding row of a patch, by a number of its own (63 bits)."""
+        return whole(_generator(self._seed, stream).standard_normal(self._dim) * ONE)
+
     def logits(self, weights: Weights, rows: Floats, positions: Ints) -> Floats:
         """Return the logits of rows that have been through the layers."""
         logits = self._project(rows, weights.output)

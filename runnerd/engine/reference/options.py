@@ -31,9 +31,15 @@ class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
     `recurrent`: the first layer has a state instead of attention.
     `cells`: of the KV cache over all slots, where the configuration does not say; 0: enough.
     `non_causal` off: the rows of an image see only what is before them.
+    `images` off: the model reads none but those that are named.
+    `patch`: pixels of a row, in width and height; larger where an image would have too many rows.
+    `tiles`: an image is cut into so many groups, with a token between them.
+    `mrope`: an image takes as many positions as the longer side of its grid, and nothing shifts.
     `end_bias`: added to the logits of the end tokens, where there are layers.
-    `step_ms`, `load_ms`: a decode, and the load, take at least so long.
+    `step_ms`, `load_ms`, `encode_ms`: a decode, the load, and encoding an image take at least
+    so long.
     `broken_at`, `hang_at`, `no_kv_at`: the decode, counted from 1, that fails; 0: none.
+    `fail_encode_at`, `hang_encode_at`: the image encoded, counted from 1, that fails; 0: none.
     `nan_seq`: the `seq_id` whose logits are NaN; -1: none.
     """
 
@@ -48,12 +54,19 @@ class ReferenceOptions(msgspec.Struct, frozen=True, kw_only=True):
     shift: bool = True
     cells: Count = 0
     non_causal: bool = True
+    images: bool = True
+    patch: Annotated[int, Meta(ge=1, le=4096)] = 16
+    tiles: Annotated[int, Meta(ge=1, le=16)] = 1
+    mrope: bool = False
     end_bias: Annotated[int, Meta(ge=-100, le=100)] = -3
     step_ms: Millis = 0
     load_ms: Millis = 0
+    encode_ms: Millis = 0
     broken_at: Count = 0
     hang_at: Count = 0
     no_kv_at: Count = 0
+    fail_encode_at: Count = 0
+    hang_encode_at: Count = 0
     nan_seq: Annotated[int, Meta(ge=-1)] = -1
     fail_load: bool = False
 

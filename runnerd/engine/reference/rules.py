@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from runnerd.core.batch import Batch, BatchKind, Limits, Span
 from runnerd.core.prompt import media_key
+from runnerd.engine.base import EncodedImage
+from runnerd.engine.reference.encoded import encoded_positions
 from runnerd.engine.reference.media import Medium
 
 
@@ -22,19 +24,28 @@ def check_rows(batch: Batch, limits: Limits) -> int:
 def positions_of(kind: BatchKind, span: Span, n_past: int) -> Sequence[int]:
     """Return the positions of a span's rows, the first of which must follow on `n_past`.
 
-    A medium's span has the position of the medium's row 0; its rows may share positions.
+    A medium's span has the position of its group's first row; its rows may share positions.
     """
     if kind is BatchKind.TOKENS:
         assert span.pos == n_past, f"slot {span.slot_id}: row at {span.pos}, next is {n_past}"
         return range(n_past, n_past + len(span.inputs))
-    medium = Medium.of_id(span.media_id)
     rows = range(span.row0, span.row0 + len(span.inputs))
     keys = tuple(media_key(span.media_id, row) for row in rows)
     assert span.inputs == keys, f"medium {span.media_id}: the inputs are not its rows {rows}"
+    if isinstance(span.media, EncodedImage):
+        follows, positions = encoded_positions(span.media, span)
+    else:
+        follows, positions = _named_positions(kind, span, rows)
+    assert follows == n_past, f"slot {span.slot_id}: row after {follows}, next is {n_past}"
+    return positions
+
+
+def _named_positions(kind: BatchKind, span: Span, rows: range) -> tuple[int, Sequence[int]]:
+    """Return the position that rows of `<image:...>` follow on, and their own."""
+    medium = Medium.of_id(span.media_id)
     assert 0 <= rows.start < rows.stop <= medium.n_rows, f"{rows} of {medium.n_rows} rows"
     assert medium.one_pass == (kind is BatchKind.MEDIA_NON_CAUSAL), f"{medium} in a batch {kind}"
     if medium.one_pass:
         assert len(rows) == medium.n_rows, f"{rows} of {medium.n_rows} rows that go together"
     follows = span.pos if span.row0 == 0 else span.pos + medium.offset(span.row0 - 1) + 1
-    assert follows == n_past, f"slot {span.slot_id}: row after {follows}, next is {n_past}"
-    return [span.pos + medium.offset(row) for row in rows]
+    return follows, [span.pos + medium.offset(row) for row in rows]

@@ -1,11 +1,25 @@
-"""A token for each byte, four control tokens, and images."""
+"""A token for each byte, four control tokens, and images.
+
+Bytes that no text has mark the begin and the end of an image with pixels.
+"""
 
 import re
 from collections.abc import Sequence
 
 from runnerd.core.parts import encoded, joined
-from runnerd.core.prompt import Group, Layout, Part, Prompt, TextPart, TokensPart, media_key
+from runnerd.core.prompt import (
+    Group,
+    ImagePart,
+    Layout,
+    Part,
+    Prompt,
+    TextPart,
+    TokensPart,
+    media_key,
+)
+from runnerd.engine.reference.images import Tiling
 from runnerd.engine.reference.media import IMAGE, Medium
+from runnerd.errors import Unsupported
 
 BOS, END, IM_START, IM_END = range(256, 260)
 N_VOCAB = 260
@@ -24,11 +38,12 @@ CHAT_TEMPLATE = (
 class ByteTokenizer:
     """The tokenizer of the reference engine. It holds no state: any thread may use it."""
 
-    def __init__(self, *, non_causal: bool) -> None:
+    def __init__(self, *, non_causal: bool, tiling: Tiling | None = None) -> None:
         self._non_causal = non_causal
+        self._tiling = tiling
 
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
-        """See `Tokenizer.expand`."""
+        """See `Tokenizer.expand`. A model without a tiling reads no images."""
         inputs = [BOS] if add_bos else []
         groups: list[Group] = []
         borders: list[int] = []
@@ -42,6 +57,10 @@ class ByteTokenizer:
                     self._expand_special(text, inputs, groups)
                 case TextPart(text):
                     inputs.extend(encoded(text))
+                case ImagePart() as image:
+                    if self._tiling is None:
+                        raise Unsupported("the model reads no images")
+                    self._tiling.expand(image, inputs, groups)
         layout = Layout(tuple(groups))
         if add_bos and inputs[1:2] == [BOS]:
             inputs, layout = inputs[1:], layout.without(0, 1)

@@ -1,0 +1,44 @@
+"""What is to be heard of a file that llama.cpp gives up on: it ends the process, and names no file.
+
+A projector is checked by libmtmd while it is used: of most that does not fit, an assertion tells.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runnerd.engine.llama.library import STDERR, lib
+from runnerd.errors import BadModel
+
+_FOLDER = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(lib.__file__).with_name("lib")
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+# The binding has no name for it. The library is loaded already, and finds it among its own.
+_set_callback = ctypes.CDLL(str(Path(_FOLDER, "libllama.so"))).ggml_set_abort_callback
+_set_callback.argtypes = [ctypes.c_void_p]
+_set_callback.restype = ctypes.c_void_p
+
+
+@contextmanager
+def blamed_for_aborts(path: str) -> Iterator[None]:
+    """Where ggml aborts within the block, end as a bad model does; the last line says which.
+
+    Source: ggml_abort of ggml.c.
+    """
+
+    def end(message: bytes) -> None:
+        fact = " ".join(message.decode(errors="replace").split())
+        # The newline before it ends a line that llama.cpp has begun.
+        line = f"\n{path}: llama.cpp aborts on it: {fact}\n"
+        try:
+            os.write(STDERR, line.encode(errors="replace"))
+        finally:  # whatever became of stderr
+            os._exit(BadModel.exit_code)
+
+    callback = _Callback(end)  # alive until it is set back
+    _set_callback(callback)
+    try:
+        yield
+    finally:
+        _set_callback(None)
