@@ -155,7 +155,7 @@ def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -
         n_generated_tokens=figures.n_generated_tokens,
         tokens_per_s=round(figures.tokens_per_s(now), 2),
         step_ms=round(figures.step_s * 1e3, 3),
-        step_age_s=round(max(runner.step.age_s, runner.encode.age_s), 3),
+        step_age_s=round(runner.step_age_s, 3),
         resident_bytes=_memory.n_bytes(now),
         n_cached_tokens=figures.n_cached_tokens,
         n_cancelled=figures.n_cancelled,

@@ -252,6 +252,11 @@ class Runner:
         return "stalled" if self.step.is_late or self.encode.is_late else self.state
 
     @property
+    def step_age_s(self) -> float:
+        """Age of the step in progress, or of the encode if that is older; 0 without either."""
+        return max(self.step.age_s, self.encode.age_s)
+
+    @property
     def image_cache_bytes(self) -> int:
         """Memory of the encoded images that are kept."""
         encoding = None if self._loop is None else self._loop.encoding

@@ -201,7 +201,7 @@ class _Daemon:
 
     def _exit_now(self, cause: str) -> None:
         """End without waiting for anything: a native call may never return."""
-        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step.age_s, 1))
+        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step_age_s, 1))
         if self._bound is not None:
             self._bound.close()
         if self._before_kill is not None:

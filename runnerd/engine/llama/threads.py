@@ -2,7 +2,9 @@
 
 llama.cpp's threads wait for each other by spinning. With more of them than cores, one that has
 to wait for its core lets all others of its team spin: two teams that want every core lose most
-of both their speed.
+of both their speed. And as soon as there are more threads than cores in all, OpenMP has those that
+wait give up their core sooner, for good: on two cores the gap between tokens went from 28 to 42 ms
+(p95), without an image in sight, with two threads for the encoder instead of one.
 """
 
 from dataclasses import dataclass
