@@ -103,13 +103,31 @@ async def start_daemon_process(
                 inherits.close()
             try:
                 daemon = DaemonProcess(process, path, log_path)
-                with anyio.fail_after(START_S):
-                    while waits_until_ready and b"READY=1" not in await _news(notified):
-                        assert process.poll() is None, daemon.log
+                if waits_until_ready:
+                    await _ready(daemon, notified)
                 yield daemon
             finally:
                 process.kill()
                 process.wait()
+
+
+async def _ready(daemon: DaemonProcess, notified: socket.socket) -> None:
+    """Wait until a daemon says that it is ready; one that ends before is an error at once."""
+    end = os.pidfd_open(daemon.process.pid)
+
+    async def fail_at_end() -> None:
+        await anyio.wait_readable(end)
+        raise AssertionError(daemon.log)
+
+    try:
+        with anyio.fail_after(START_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fail_at_end)
+                while b"READY=1" not in await _news(notified):
+                    pass
+                tasks.cancel_scope.cancel()
+    finally:
+        os.close(end)
 
 
 async def _news(notified: socket.socket) -> bytes:

@@ -44,8 +44,8 @@ class EngineConfig:
     `n_embed` 0: the longest input of an embedding is `n_ubatch`. The first embedding takes memory
     for so many rows, each with its logits, and a generation waits for a whole input.
     `mmproj`: the file of the projector that makes rows of images; empty: no images.
-    `n_image_rows`: an image is made smaller until it has at most so many, where the projector
-    takes images of any size; 0: as it was trained, and at most half of the context.
+    `n_image_rows`: an image is made smaller until it has about so many (a long one may have some
+    more), where the projector takes images of any size; 0: as it was trained, and at most half of the context.
     """
 
     model: str

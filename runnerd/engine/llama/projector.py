@@ -26,6 +26,9 @@ from runnerd.engine.llama.picture import Picture
 from runnerd.errors import BadModel, ConfigError, EngineFailed, InvalidMedia
 
 N_PICTURES = 1024  # sizes of images of which is remembered what they become
+# As many times the rows that were asked for: the projector's sides are multiples of a few pixels,
+# which gives a long image some rows more.
+IGNORED = 2
 
 log = structlog.get_logger()
 
@@ -175,7 +178,7 @@ def load_projector(
     native, wanted = phases.native("projector"), config.n_image_rows
     projector = load(native, wanted)
     trained, n_most = projector.largest, n_ctx // 2
-    if 0 < wanted < trained.n_rows_trained:
+    if wanted and trained.n_rows_trained >= IGNORED * wanted:
         projector.close()
         raise ConfigError(
             f"images of {wanted} rows at most:"
