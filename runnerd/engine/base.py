@@ -45,7 +45,8 @@ class EngineConfig:
     for so many rows, each with its logits, and a generation waits for a whole input.
     `mmproj`: the file of the projector that makes rows of images; empty: no images.
     `n_image_rows`: an image is made smaller until it has about so many (a long one may have some
-    more), where the projector takes images of any size; 0: as it was trained, and at most half of the context.
+    more), where the projector takes images of any size; 0: as it was trained, and at most half of
+    the context.
     """
 
     model: str
