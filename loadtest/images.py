@@ -29,8 +29,8 @@ N_CTX = 512  # an image of 256 rows, what is asked about it, and the texts besid
 MOST_TIMES = 2.0  # the gap beside images to that without; the time of all to that of one
 MOST_BYTES_PER_REQUEST = 1024.0
 
-# Of the daemon that is asked a thousand times: all that it keeps of images is full after a few
-# hundred of these, and what grows then is a leak.
+# Of the daemon that is asked a thousand times, once all that it keeps of images is full: encoded
+# ones and files after a few hundred, a connection's hashes after 2048. What grows then is a leak.
 GROWTH_SIDE = 512
 GROWTH_OPTIONS = ("--image-cache-mib=4", "--image-store-mib=64")
 N_AT_ONCE, N_BETWEEN_LOOKS, N_GROWTH_CTX = 4, 10, 2048
@@ -59,7 +59,7 @@ class ImageLoad(Struct, frozen=True, kw_only=True):
     max_tokens: int = 128
     n_rounds: int = 3
     n_requests: int = 1000
-    n_warm_up: int = 300
+    n_warm_up: int = 2048
 
 
 class Beside(Struct, frozen=True):
