@@ -9,6 +9,7 @@ import typer
 from loadtest.bars import measure_bars
 from loadtest.console import FAILED, exit_if_missed, show, tell, wait
 from loadtest.embeddings import embedding_text, measure_embeddings
+from loadtest.health import measure_health
 from loadtest.images import ImageLoad, measure_images
 from loadtest.measure import Report
 from loadtest.options import (
@@ -27,7 +28,7 @@ from loadtest.raw import RawFailed, run_raw
 from loadtest.recording import Load, Setup
 from loadtest.run import run_socket
 from loadtest.sampling import measure_sampling
-from loadtest.tables import image_text, outcome_text, report_text, sampling_text
+from loadtest.tables import health_text, image_text, outcome_text, report_text, sampling_text
 from loadtest.toy import image_setup, write_toy
 from loadtest.turns import run_engine_free
 from runnerd.client import ClientError
@@ -175,6 +176,21 @@ def images(
     with image_setup(path, projector, is_heavy=heavy) as setup:
         outcome = wait(lambda: measure_images(setup, load, tell), time_limit)
     show(outcome, image_text(outcome), as_json)
+    exit_if_missed(outcome.missed)
+
+
+@app.command()
+def health(
+    model: Model = "smollm2",
+    rounds: Rounds = 3,
+    time_limit: TimeLimit = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how soon a daemon that works says how it is, and whether that is soon enough."""
+    path = resolve_model(model)
+    with image_setup(path, None, is_heavy=True) as setup:
+        outcome = wait(lambda: measure_health(setup, rounds, tell), time_limit)
+    show(outcome, health_text(outcome), as_json)
     exit_if_missed(outcome.missed)
 
 

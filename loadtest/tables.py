@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from loadtest.bars import Bar, Comparison, Outcome
+from loadtest.health import HealthOutcome
 from loadtest.images import ImageOutcome
 from loadtest.measure import Figures, Report
 from loadtest.sampling import SamplingOutcome
@@ -91,6 +92,17 @@ def image_text(outcome: ImageOutcome) -> str:
         ["most memory of its own, MB", f"{grown.most_bytes / 1e6:.1f}"],
     ]
     return "\n".join([*_table(["", "measured"], rows), "", *_bar_table(outcome.bars)])
+
+
+def health_text(outcome: HealthOutcome) -> str:
+    """Return how long a status was waited for, and the bars."""
+    rows = [
+        [each.situation, str(each.n_asked)]
+        + [f"{figure:.2f}" for figure in (each.p50_ms, each.p99_ms, each.most_ms)]
+        for each in outcome.waits
+    ]
+    heads = ["status while", "asked", "p50, ms", "p99, ms", "most, ms"]
+    return "\n".join([*_table(heads, rows), "", *_bar_table(outcome.bars)])
 
 
 def _bar_table(bars: Sequence[Bar]) -> list[str]:

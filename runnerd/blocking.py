@@ -25,7 +25,7 @@ from runnerd.prompt_parts import PromptPart
 from runnerd.results import Completion
 from runnerd.streams import ClientError
 from runnerd.vectors import Vector
-from runnerd_protocol.messages import Model, Pooling, Prompt, Status
+from runnerd_protocol.messages import KVType, Memory, Model, Pooling, Prompt, Status
 
 
 class BlockingClient:
@@ -152,6 +152,17 @@ class BlockingClient:
         """Return what is loaded; waits for the load."""
         gate, client = self._inside()
         return gate.call(client.model)
+
+    def plan(
+        self,
+        n_ctx: int | None = None,
+        n_slots: int | None = None,
+        kv_type: KVType | None = None,
+        n_gpu_layers: int | None = None,
+    ) -> Memory:
+        """Return what of memory the model takes, or would take, as `Client.plan` does."""
+        gate, client = self._inside()
+        return gate.call(client.plan, n_ctx, n_slots, kv_type, n_gpu_layers)
 
     def subscribe(self, interval_s: float = 1.0) -> BlockingStatusStream:
         """Start a stream of statuses: one now, at each change, and at every interval."""

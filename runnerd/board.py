@@ -5,7 +5,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from runnerd.replies import status
+from runnerd.condition import status
 from runnerd.runner import Runner
 from runnerd_protocol.messages import Status
 

@@ -1,6 +1,7 @@
 """The `runnerd` command: what a command raises becomes one line on stderr and an exit status."""
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -10,9 +11,12 @@ from runnerd.commands.demo import demo
 from runnerd.commands.embed import embed
 from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.commands.generate import generate
+from runnerd.commands.plan import plan
 from runnerd.commands.serve import serve
 from runnerd.commands.status import status
+from runnerd.commands.top import top
 from runnerd.errors import ConfigError, LoadError
+from runnerd.harmless import harmless
 
 CLICK_USAGE = 2  # what the parser exits with; sysexits.h has a number of its own for it
 
@@ -26,7 +30,9 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(embed)
+app.command()(plan)
 app.command()(status)
+app.command()(top)
 app.command()(demo)
 
 
@@ -56,5 +62,6 @@ def main() -> None:
         sys.exit(USAGE if err.code == CLICK_USAGE else err.code)
     except (CommandFailed, ConfigError, LoadError) as err:
         if str(err):
-            typer.echo(f"runnerd: {err}", err=True)
+            with suppress(OSError):  # a terminal that has gone: the status must do
+                typer.echo(f"runnerd: {harmless(str(err))}", err=True)
         sys.exit(err.exit_code)

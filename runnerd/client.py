@@ -28,7 +28,7 @@ from runnerd.client_options import (
     take_callback,
     without_template,
 )
-from runnerd.link import Link, Request
+from runnerd.link import Link, Request, WhyLost
 from runnerd.prompt_parts import PromptPart, prompt_of
 from runnerd.results import Completion, CompletionChoice
 from runnerd.streams import (
@@ -47,7 +47,11 @@ from runnerd_protocol.messages import (
     Embed,
     GetModel,
     GetStatus,
+    KVType,
+    Memory,
+    MemoryReport,
     Model,
+    Plan,
     Pooling,
     Prompt,
     Status,
@@ -222,6 +226,23 @@ class Client:
         """Return what is loaded; waits for the load."""
         return await self._ask(GetModel(self._link.new_id()), Model)
 
+    async def plan(
+        self,
+        n_ctx: int | None = None,
+        n_slots: int | None = None,
+        kv_type: KVType | None = None,
+        n_gpu_layers: int | None = None,
+    ) -> Memory:
+        """Return what of memory the model takes as it is loaded, or would take with other sizes.
+
+        What is left out is as the daemon is configured. Nothing is loaded for it, nor unloaded.
+
+        Raises:
+            RequestFailed: it cannot be planned; the code says why.
+        """
+        asked = Plan(self._link.new_id(), n_ctx, n_slots, kv_type, n_gpu_layers)
+        return (await self._ask(asked, MemoryReport)).memory
+
     @asynccontextmanager
     async def subscribe(self, interval_s: float = 1.0) -> AsyncIterator[StatusStream]:
         """Open a stream of statuses: one now, at each change, and at every interval."""
@@ -237,9 +258,14 @@ class Client:
 
 
 @asynccontextmanager
-async def attach(stream: UNIXSocketStream) -> AsyncIterator[Client]:
-    """Speak to a daemon over a connected socket; closes it at the end."""
-    async with Link(stream).opened() as link:
+async def attach(
+    stream: UNIXSocketStream, why_lost: WhyLost | None = None
+) -> AsyncIterator[Client]:
+    """Speak to a daemon over a connected socket; closes it at the end.
+
+    `ConnectionLost` is raised from what `why_lost` has found out when the daemon was gone.
+    """
+    async with Link(stream, why_lost).opened() as link:
         yield Client(link)
 
 

@@ -73,6 +73,7 @@ class Completions:
                 options_of(self.message, self._seed, index, constraint),
                 partial(self._hear, completion),
                 queued_at,
+                self.message.request_id,
             )
             self._all.append(completion)
 

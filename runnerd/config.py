@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runnerd.engine.base import MAX_SLOTS, EngineConfig
+from runnerd.engine.device import CPU_ID
 from runnerd.errors import ConfigError
 
 MAX_ADAPTERS = 64  # each takes memory, and a request may name 16
 MAX_NAME_CHARS = 256  # that a request may write
+MAX_LAYERS = 2**16  # more than any model has: "all of them", as people say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class SessionLimits:
     max_frame_bytes: int = 16 * 2**20
     max_requests: int = 1024
     max_subscriptions: int = 16
+    max_plans: int = 4
     intake_bytes: int = 32 * 2**20
     outbox_bytes: int = 64 * 2**10
     handshake_timeout_s: float = 10.0
@@ -53,12 +56,13 @@ class Config:
     """What to serve, where, and for how many.
 
     `socket_path` is listened on; `inherited_fd` is a connected socket from a parent, and the
-    daemon ends with it.
+    daemon ends with it. `parent_fd` is a pidfd of the parent, and the daemon ends with it, too.
     """
 
     engine: EngineConfig
     socket_path: Path | None = None
     inherited_fd: int | None = None
+    parent_fd: int | None = None
     max_queue: int = 512
     max_connections: int = 256
     target_itl_ms: float = 100.0
@@ -75,6 +79,15 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: a setting is out of range, or contradicts another.
     """
+    check_settings(config)
+    if config.socket_path is None and config.inherited_fd is None:
+        raise ConfigError("nothing to serve on: give a socket path")
+    if config.inherited_fd is not None:
+        _check_socket(config.inherited_fd)
+
+
+def check_settings(config: Config) -> None:
+    """Refuse what `check_config` does, but for where to serve."""
     engine = config.engine
     _check_range("slots", engine.n_slots, 1, MAX_SLOTS)
     _check_range("ctx", engine.n_ctx, 0, 2**31 - 1)
@@ -89,6 +102,7 @@ def check_config(config: Config) -> None:
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
     _check_range("embed-max", engine.n_embed, 0, 2**20)
     _check_adapters(engine.adapters)
+    _check_devices(engine)
     _check_images(engine, config.images)
     _check_session(config.session)
     if engine.n_batch < engine.n_slots:
@@ -110,10 +124,6 @@ def check_config(config: Config) -> None:
             f"ctx-total {engine.n_cells} is more than slots {engine.n_slots} x ctx {engine.n_ctx}"
             f" = {engine.n_slots * engine.n_ctx}: the rest could never be used"
         )
-    if config.socket_path is None and config.inherited_fd is None:
-        raise ConfigError("nothing to serve on: give a socket path")
-    if config.inherited_fd is not None:
-        _check_socket(config.inherited_fd)
 
 
 def _check_socket(fd: int) -> None:
@@ -140,6 +150,32 @@ def _check_adapters(adapters: tuple[tuple[str, str], ...]) -> None:
             raise ConfigError(f"lora name {name!r} is given more than once")
 
 
+def _check_devices(engine: EngineConfig) -> None:
+    """Refuse what no device could satisfy; which there are, only the engine knows."""
+    n_layers, shares, devices = engine.n_gpu_layers, engine.tensor_split, engine.devices
+    if n_layers is not None:
+        _check_range("gpu-layers", n_layers, 0, MAX_LAYERS)
+    _check_range("reserve-mib", engine.reserve_bytes / 2**20, 0, 2**30)
+    for share in shares:
+        _check_range("a share of tensor-split", share, 0.0, 1e9)
+    if shares and not sum(shares):
+        raise ConfigError("tensor-split gives no device a share")
+    if devices is None:
+        return
+    for each in devices:
+        if not 1 <= len(each) <= MAX_NAME_CHARS or not each.isprintable() or each.isspace():
+            raise ConfigError(
+                f"device id {each!r} is not 1 to {MAX_NAME_CHARS} printable characters"
+            )
+        if devices.count(each) > 1:
+            raise ConfigError(f"device id {each!r} is given more than once")
+    others = [each for each in devices if each.lower() != CPU_ID]
+    if n_layers and not others:
+        raise ConfigError(f"gpu-layers {n_layers} with no devices to take them")
+    if len(shares) > len(others):
+        raise ConfigError(f"tensor-split has {len(shares)} shares for {len(others)} devices")
+
+
 def _check_images(engine: EngineConfig, limits: ImageLimits) -> None:
     _check_range("image-rows", engine.n_image_rows, 0, 2**16)
     _check_range("image-max-mpx", limits.n_pixels / 1e6, 0.001, 1000)
@@ -155,6 +191,7 @@ def _check_images(engine: EngineConfig, limits: ImageLimits) -> None:
 def _check_session(limits: SessionLimits) -> None:
     _check_range("max-requests", limits.max_requests, 1, 2**20)
     _check_range("max-subscriptions", limits.max_subscriptions, 1, 2**20)
+    _check_range("max-plans", limits.max_plans, 1, 2**20)
     _check_range("intake", limits.intake_bytes, 1, 2**40)
     _check_range("outbox", limits.outbox_bytes, 1, 2**30)
     # Deltas that wait together go out as one frame, and the last of them may be a long one.

@@ -12,6 +12,7 @@ import anyio
 import structlog
 from anyio.lowlevel import checkpoint
 
+from runnerd.audience import Audience, Listener
 from runnerd.core.batch import Step, StepResult
 from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
@@ -22,11 +23,10 @@ from runnerd.engine_thread import EngineThread
 from runnerd.errors import EngineBroken, EngineFailed, RequestError
 from runnerd.figures import Figures
 from runnerd.media.encoding import Encoding
+from runnerd.slot_report import SlotReport
 from runnerd.step_watch import StepWatch
 
 log = structlog.get_logger()
-
-Listener = Callable[[Emission], None]
 
 GATHER_TURNS = 16  # of the event loop without a newcomer: what was sent together starts together
 
@@ -62,7 +62,8 @@ class DecodeLoop:
         self._is_stopping = False
         self._has_given_up = False
         self._has_aborted = False
-        self._listeners: dict[int, tuple[Sequence, Listener]] = {}
+        self._audience = Audience(figures)
+        self.report = SlotReport(batcher, self._audience.request_id_of)
 
     async def run(self) -> None:
         """Run steps until `stop`, with nothing left in flight, or `give_up`.
@@ -95,10 +96,10 @@ class DecodeLoop:
         """Look again whether there is something to do."""
         self._wake.set()
 
-    def submit(self, sequence: Sequence, listener: Listener) -> None:
+    def submit(self, sequence: Sequence, listener: Listener, request_id: int) -> None:
         """Queue a sequence; its listener hears of every token and of the end."""
         self._batcher.submit(sequence)
-        self._listeners[sequence.seq_id] = sequence, listener
+        self._audience.add(sequence, listener, request_id)
         self._wake.set()
         self._tell_line()
 
@@ -113,9 +114,7 @@ class DecodeLoop:
 
     def n_ahead(self, seq_id: int) -> int | None:
         """Return how many wait before a sequence; None if it has begun, or has ended."""
-        if seq_id not in self._listeners or self._listeners[seq_id][0].lease is not None:
-            return None
-        return self._batcher.n_ahead(seq_id)
+        return self._batcher.n_ahead(seq_id) if self._audience.waits(seq_id) else None
 
     def _tell_line(self) -> None:
         self.line_moved.set()
@@ -124,6 +123,7 @@ class DecodeLoop:
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Leave a sequence out of steps, or take it up again."""
         self._batcher.pause(seq_id, paused=paused)
+        self.report.outdate()
         self._wake.set()
 
     def stop(self) -> None:
@@ -141,16 +141,7 @@ class DecodeLoop:
             for seq_id in self._batcher.seq_ids:
                 self.end(seq_id, EngineFailed(cause))
         finally:
-            self._fail_rest(EngineFailed(cause))
-
-    def _fail_rest(self, error: EngineFailed) -> None:
-        """Fail those whose end was lost between batcher and listener, by an error of either."""
-        while self._listeners:
-            _, (sequence, listener) = self._listeners.popitem()
-            try:
-                listener(Emission(sequence, "", ending=error))
-            except Exception:
-                log.exception("sequence.lost", seq_id=sequence.seq_id)
+            self._audience.fail_rest(EngineFailed(cause))
 
     async def _run_steps(self) -> None:
         batcher, engine = self._batcher, self._engine
@@ -212,8 +203,8 @@ class DecodeLoop:
         self._watch.rest()
         await self._wake.wait()
         n_here = -1
-        while len(self._listeners) + len(self.embeddings) > n_here:
-            n_here = len(self._listeners) + len(self.embeddings)
+        while len(self._audience) + len(self.embeddings) > n_here:
+            n_here = len(self._audience) + len(self.embeddings)
             self._wake = anyio.Event()
             for _ in range(GATHER_TURNS):
                 await checkpoint()
@@ -231,14 +222,6 @@ class DecodeLoop:
         return self._batcher.back_off(step, result, now)
 
     def _tell(self, emissions: list[Emission]) -> None:
-        """Hand what sequences have to say to their listeners, which never wait."""
-        for emission in emissions:
-            seq_id = emission.sequence.seq_id
-            if emission.token is not None:
-                self._figures.n_generated_tokens += 1
-            if emission.ending is None:
-                _, listener = self._listeners[seq_id]
-            else:
-                _, listener = self._listeners.pop(seq_id)
-                self._figures.count_end(emission.sequence, emission.ending, monotonic())
-            listener(emission)
+        """Hand on what sequences have to say after whatever has moved them."""
+        self.report.outdate()
+        self._audience.tell(emissions)

@@ -36,9 +36,18 @@ class BadModel(LoadError):
 
 
 class OutOfMemory(LoadError):
-    """The model or its context does not fit in memory."""
+    """The model or its context does not fit in memory.
+
+    `plan` is the MemoryPlan of the load, where one could be made; `failed` the FailedAllocation,
+    where there is no plan to say so.
+    """
 
     exit_code = 71
+
+    def __init__(self, message: str, plan: object = None, *, failed: object = None) -> None:
+        super().__init__(message)
+        self.plan = plan
+        self.failed = failed
 
 
 class LoadCancelled(LoadError):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from runnerd.attachments import Attachments
 from runnerd.completions import Completions
+from runnerd.condition import health
 from runnerd.core.prompt import Prompt
 from runnerd.engine.base import Engine
 from runnerd.errors import QueueTimeout, RequestError
@@ -204,7 +205,7 @@ class Generation(Request):
         if not self._is_accepted:
             self._is_accepted = True
             self.runner.figures.n_requests += 1
-            state, fraction = self.runner.health, self.runner.loading.fraction
+            state, fraction = health(self.runner), self.runner.loading.fraction
             self.outbox.put(wire.Accepted(self.request_id, self._n_ahead, state, fraction))
 
     def fail(self, err: RequestError) -> None:

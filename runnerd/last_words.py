@@ -1,7 +1,9 @@
 """What a child has written to stderr lately, and the one line of it that tells most."""
 
+import re
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -9,6 +11,8 @@ from anyio.abc import ByteReceiveStream
 
 KEPT_BYTES = 8192
 SUMMARY_CHARS = 500
+ASSERTION = re.compile(r"GGML_ASSERT|GGML_ABORT|\w\.(?:c|cpp|cu|h|hpp|m):\d+: ")  # of ggml_abort
+BUILD_FOLDER = re.compile(r"\S*/(?=llama\.cpp/)")  # where somebody has compiled the library
 CUT_OFF = "native.cut_off"  # what the log relay adds when the daemon is gone without a word
 
 
@@ -72,6 +76,16 @@ class LastWords:
             if logged.level in ("error", "critical"):
                 return _cut(_cause(logged))
         return _cut(other)
+
+    def assertion(self) -> str:
+        """Return the line in which native code says which of its checks has failed, if any."""
+        for line in reversed(self._lines):
+            if ASSERTION.search(line):
+                text = ""
+                with suppress(msgspec.DecodeError):
+                    text = msgspec.json.decode(line, type=_LogLine).text
+                return _cut(BUILD_FOLDER.sub("", text or line.strip(), count=1))
+        return ""
 
 
 def _cause(line: _LogLine) -> str:

@@ -5,7 +5,7 @@ wants are sent from here, whether or not anybody reads what it says.
 """
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
@@ -15,6 +15,7 @@ from anyio.abc import UNIXSocketStream
 from runnerd.link_files import MEDIA_FRAME_BYTES, LinkFiles, Outgoing, outgoing_of
 from runnerd.socket_io import raw_socket, receive
 from runnerd.streams import CannotSend, ConnectionLost, Mailbox
+from runnerd.unwrapping import unwrapped
 from runnerd_protocol.connection import ClientConnection
 from runnerd_protocol.errors import (
     IncompleteStream,
@@ -35,6 +36,7 @@ from runnerd_protocol.messages import (
     GetStatus,
     Media,
     MediaWanted,
+    Plan,
     ProtocolError,
     Subscribe,
     Tokenize,
@@ -48,13 +50,18 @@ CANCEL_S = 1.0  # for a cancel to be written when a block is left
 INLINE_BYTES = 2**14
 SEND_S = 30.0  # without the daemon taking anything of a message; it reads at all times
 
-Request = Generate | Embed | Tokenize | Detokenize | GetStatus | GetModel | Subscribe
+Request = Generate | Embed | Tokenize | Detokenize | GetStatus | GetModel | Subscribe | Plan
+WhyLost = Callable[[], Awaitable[Exception | None]]
+"""Finds out why the other end of a connection is gone, where somebody can know."""
 
 
 class Link:
-    """One connected socket; requests are for the block of `opened`."""
+    """One connected socket; requests are for the block of `opened`.
 
-    def __init__(self, stream: UNIXSocketStream) -> None:
+    Whoever waits is told of a loss when `why_lost` has said why: it must not take long.
+    """
+
+    def __init__(self, stream: UNIXSocketStream, why_lost: WhyLost | None = None) -> None:
         self.welcome: Welcome | None = None
         self._stream = stream
         self._socket = raw_socket(stream)
@@ -66,6 +73,8 @@ class Link:
         self._welcomed = anyio.Event()
         self._lost = anyio.Event()
         self._loss: str | None = None
+        self._why_lost = why_lost
+        self._cause: Exception | None = None
 
     @property
     def max_file_bytes(self) -> int:
@@ -85,17 +94,12 @@ class Link:
         Raises:
             ConnectionLost: the daemon refused the connection; the message says why.
         """
-        try:
+        with unwrapped():  # reading raises nothing, so what comes is the caller's own
             async with self._stream, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run)
                 await self._greet()
                 yield self
                 tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            # Reading raises nothing, so this is the caller's own exception, wrapped.
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from group.exceptions[0].__cause__
-            raise
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[Mailbox]:
@@ -122,14 +126,14 @@ class Link:
     async def _send(self, message: ClientMessage | Outgoing) -> None:
         async with self._sending:
             if self._loss is not None:
-                raise ConnectionLost(self._loss)
+                raise ConnectionLost(self._loss) from self._cause
             try:
                 frame = self._frame_of(message)
             except LocalProtocolError as err:
                 raise CannotSend(str(err)) from err
             await self._write(frame)
             if self._loss is not None:
-                raise ConnectionLost(self._loss)
+                raise ConnectionLost(self._loss) from self._cause
             if isinstance(message, Outgoing):
                 self._files.note_sent(message)
 
@@ -172,7 +176,7 @@ class Link:
             await self._stream.send(self._connection.hello("runnerd.client"))
         await self._welcomed.wait()
         if self.welcome is None:
-            raise ConnectionLost(self._loss)
+            raise ConnectionLost(self._loss) from self._cause
 
     async def _run(self) -> None:
         """Hand out what the daemon says, until it says no more, and send what it wants."""
@@ -188,21 +192,29 @@ class Link:
 
     async def _receive(self) -> None:
         try:
+            loss = await self._read()
+            if self._loss is None and self._why_lost is not None:
+                self._cause = await self._why_lost()
+            self._lose(loss)
+        finally:
+            self._lose("it was closed here")  # this was cancelled: nobody else will say so
+
+    async def _read(self) -> str:
+        """Hand out messages until there are no more; return why."""
+        try:
             while data := await receive(self._socket, READ_BYTES):
                 for message in self._connection.receive(data):
                     self._route(message)
             self._connection.receive_eof()
-            self._lose("the daemon has closed the connection")
+            return "the daemon has closed the connection"
         except anyio.BrokenResourceError:
-            self._lose("the daemon has closed the connection")
+            return "the daemon has closed the connection"
         except IncompleteStream as err:
-            self._lose(str(err))
+            return str(err)
         except RemoteProtocolError as err:
             for message in err.messages:
                 self._route(message)
-            self._lose(f"the daemon broke the protocol: {err}")
-        finally:
-            self._lose("it was closed here")  # this was cancelled: nobody else will say so
+            return f"the daemon broke the protocol: {err}"
 
     def _route(self, message: DaemonMessage) -> None:
         match message:
@@ -239,7 +251,7 @@ class Link:
         if self._loss is None:
             self._loss = loss
             for mailbox in self._mailboxes.values():
-                mailbox.lose(loss)
+                mailbox.lose(loss, cause=self._cause)
             self._lost.set()
             self._welcomed.set()
             with suppress(OSError):  # it may be closed

@@ -25,6 +25,7 @@ class Loading:
         self._tell = tell
         self._is_stopping = False
         self._is_over = anyio.Event()
+        self._waiting_since: dict[object, float] = {}
         self._line = anyio.Lock()  # whoever waits for an event is woken in any order on trio
 
     async def run(self, thread: EngineThread, config: EngineConfig) -> Engine:
@@ -55,6 +56,16 @@ class Loading:
 
     async def over(self) -> None:
         """Wait for the end, behind those who have waited longer, also while they still leave."""
-        if not self._is_over.is_set() or self._line.locked():
+        if self._is_over.is_set() and not self._line.locked():
+            return
+        waiter = object()
+        self._waiting_since[waiter] = monotonic()
+        try:
             async with self._line:
                 await self._is_over.wait()
+        finally:
+            del self._waiting_since[waiter]
+
+    def oldest_wait_s(self, now: float) -> float:
+        """Return how long the first of those who wait has waited; 0 if nobody does."""
+        return now - next(iter(self._waiting_since.values()), now)

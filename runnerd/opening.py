@@ -11,7 +11,7 @@ from runnerd.engine_thread import EngineThread
 from runnerd.figures import Figures
 from runnerd.media.encoding import Encoding
 from runnerd.media.store import PictureStore
-from runnerd.step_watch import StepWatch
+from runnerd.step_watch import Watches
 
 
 def open_loop(
@@ -19,7 +19,7 @@ def open_loop(
     engine: Engine,
     thread: EngineThread,
     figures: Figures,
-    watches: tuple[StepWatch, StepWatch],
+    watches: Watches,
     pictures: PictureStore,
     fail: Callable[[str], None],
 ) -> tuple[Batcher, DecodeLoop]:
@@ -28,16 +28,15 @@ def open_loop(
     `watches` see the steps, and the calls of the encoder, which is there where the model reads
     images. `fail` is called with the cause if the loop cannot go on.
     """
-    step_watch, encode_watch = watches
     target_itl_s = config.target_itl_ms / 1e3
     batcher = Batcher(engine.limits, engine, target_itl_s, config.checkpoint_mib * 2**20)
     make_encoding = None
     if engine.model.n_image_rows:
         cache_bytes = config.images.cache_bytes
         make_encoding = partial(
-            Encoding, batcher, engine, pictures, figures, encode_watch, cache_bytes
+            Encoding, batcher, engine, pictures, figures, watches.encode, cache_bytes
         )
     loop = DecodeLoop(
-        batcher, engine, thread, figures, step_watch, fail, target_itl_s, make_encoding
+        batcher, engine, thread, figures, watches.step, fail, target_itl_s, make_encoding
     )
     return batcher, loop

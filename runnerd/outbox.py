@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import anyio
 
+from runnerd_protocol.memory import Memory
 from runnerd_protocol.messages import (
     DaemonMessage,
     Delta,
     Embeddings,
+    MemoryReport,
     Model,
     PromptProgress,
     ProtocolError,
@@ -27,6 +29,7 @@ CONNECTION = -1  # the mailbox of messages that belong to no request
 MESSAGE_BYTES = 256  # what a message takes in memory, besides long texts and lists
 TOKEN_BYTES = 36  # an int and where a list points to it; on the wire it takes less
 LOGPROB_BYTES = 128  # of one token; on the wire it takes less
+LINE_BYTES = 200  # of a slot, a layer or a device: a map on the wire, of short texts and counts
 CROWDED_BYTES = 2**20  # of answers: from here on the client has to read before it may ask
 
 
@@ -77,6 +80,10 @@ class Outbox:
                 self._n_answer_bytes += utf8_bytes(text)
             case Embeddings(vectors=vectors, n_tokens=n_tokens):
                 self._n_answer_bytes += sum(map(len, vectors)) + TOKEN_BYTES * len(n_tokens)
+            case Status(slots=slots, memory=memory):
+                self._n_answer_bytes += LINE_BYTES * (len(slots) + _n_lines(memory))
+            case MemoryReport(memory=memory):
+                self._n_answer_bytes += LINE_BYTES * _n_lines(memory)
             case Model(chat_template=text):
                 self._n_answer_bytes += utf8_bytes(text)
             case _:
@@ -145,6 +152,10 @@ class Outbox:
 def utf8_bytes(text: str) -> int:
     """Return a text's length in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
+
+
+def _n_lines(memory: Memory | None) -> int:
+    return 0 if memory is None else len(memory.layers) + len(memory.devices)
 
 
 def _last_of(

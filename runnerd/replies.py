@@ -1,10 +1,7 @@
 """What the daemon says, out of the values that runner and core speak in."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
 
-import psutil
 from msgspec.structs import replace
 
 from runnerd import __version__
@@ -13,11 +10,9 @@ from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.timings import TimingSummary
 from runnerd.engine.base import Engine
 from runnerd.errors import RequestError
-from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
 SERVER_NAME = f"runnerd/{__version__}"
-MEMORY_S = 1.0  # the kernel takes its time to say how much memory the process has
 ENTRIES_PER_DELTA = 4096  # log-probabilities in one message: less than 256 KiB of it
 
 TokenBytes = Callable[[int], bytes]
@@ -103,83 +98,6 @@ def finished(request_id: int, first: Sequence, choices: list[wire.Choice]) -> wi
 def failed(request_id: int, err: RequestError) -> wire.Failed:
     """Return why a request cannot be served."""
     return wire.Failed(request_id, err.code, str(err), err.retryable, details=err.details)
-
-
-class _Memory:
-    """The process's memory, asked for at most once a second."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._n_bytes = 0
-        self._asked_at = float("-inf")
-
-    def n_bytes(self, now: float) -> int:
-        """Return it; 0 where there is no descriptor left to ask with."""
-        if now - self._asked_at >= MEMORY_S:
-            self._asked_at = now
-            try:
-                self._n_bytes = self._process.memory_info().rss
-            except OSError:
-                self._n_bytes = 0
-        return self._n_bytes
-
-
-_memory = _Memory()
-
-
-def status(request_id: int, runner: Runner, n_connections: int, *, last: bool) -> wire.Status:
-    """Return how the daemon is doing."""
-    engine, batcher, figures, now = runner.engine, runner.batcher, runner.figures, monotonic()
-    return wire.Status(
-        request_id=request_id,
-        state=runner.health,
-        last=last,
-        load_phase=runner.loading.phase,
-        load_fraction=runner.loading.fraction,
-        model=runner.config.engine.model if engine is None else engine.model.name,
-        pid=os.getpid(),
-        uptime_s=round(figures.uptime_s(now), 3),
-        n_slots=runner.config.engine.n_slots,
-        n_slots_free=0 if batcher is None else batcher.residency.pool.n_free,
-        n_waiting=runner.n_waiting,
-        max_queue=runner.config.max_queue,
-        n_connections=n_connections,
-        n_ctx=0 if engine is None else engine.limits.n_ctx,
-        n_batch=0 if engine is None else engine.limits.n_batch,
-        n_cells=0 if engine is None else engine.limits.n_cells,
-        n_cells_used=0 if batcher is None else batcher.residency.ledger.n_used,
-        n_steps=figures.n_steps,
-        n_requests=figures.n_requests,
-        n_failed=figures.n_failed,
-        n_prompt_tokens=0 if batcher is None else batcher.n_prefilled,
-        n_generated_tokens=figures.n_generated_tokens,
-        tokens_per_s=round(figures.tokens_per_s(now), 2),
-        step_ms=round(figures.step_s * 1e3, 3),
-        step_age_s=round(runner.step_age_s, 3),
-        resident_bytes=_memory.n_bytes(now),
-        n_cached_tokens=figures.n_cached_tokens,
-        n_cancelled=figures.n_cancelled,
-        n_timed_out=figures.n_timed_out,
-        n_suspended=figures.n_suspended,
-        n_shifts=figures.n_shifts,
-        n_embedded=figures.n_embedded,
-        n_embeds=figures.n_embeds,
-        n_embeds_failed=figures.n_embeds_failed,
-        n_checkpoints=0 if batcher is None else batcher.residency.checkpoints.n_kept,
-        checkpoint_bytes=0 if batcher is None else batcher.residency.checkpoints.n_bytes,
-        n_generated_limit=0 if batcher is None else batcher.n_generated_limit,
-        queue_s=round(figures.queue_s, 3),
-        prefill_s=round(figures.prefill_s, 3),
-        decode_s=round(figures.decode_s, 3),
-        sampling_s=round(figures.sampling_s, 3),
-        n_images=runner.pictures.n_images,
-        n_images_encoded=figures.n_images_encoded,
-        image_cache_bytes=runner.image_cache_bytes,
-        encode_s=round(figures.encode_s, 3),
-        n_images_decoded=runner.pictures.n_decoded,
-        image_store_bytes=runner.pictures.n_bytes,
-        image_store_bytes_in_use=runner.pictures.n_bytes_in_use,
-    )
 
 
 def model(request_id: int, engine: Engine) -> wire.Model:

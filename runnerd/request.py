@@ -17,6 +17,7 @@ RequestMessage = (
     | wire.Subscribe
     | wire.GetModel
     | wire.Embed
+    | wire.Plan
 )
 
 
@@ -49,11 +50,12 @@ class Request:
 
     def fail(self, err: RequestError) -> None:
         """Say why the request cannot be served."""
+        self.runner.troubles.note(err)
         self.outbox.put(failed(self.request_id, err))
 
     def answer_cancelled(self) -> None:
         """Say that it was cancelled, where that is an answer of its own."""
-        if isinstance(self.message, wire.Embed):
+        if isinstance(self.message, wire.Embed | wire.Plan):
             self.fail(Cancelled("the request was cancelled"))
         else:
             self.outbox.ring()  # no answer, but a writer that is to close waits for the end

@@ -19,6 +19,7 @@ from runnerd.generation import Generation
 from runnerd.intake import Intake, Share
 from runnerd.options import INLINE_SIZE, is_long, parts_of
 from runnerd.outbox import Outbox
+from runnerd.planning import Planning
 from runnerd.replies import failed, model
 from runnerd.request import Request, RequestMessage
 from runnerd.runner import Runner
@@ -26,7 +27,7 @@ from runnerd.turn import Turn
 from runnerd.uploads import Uploads
 from runnerd_protocol import messages as wire
 
-MAY_TAKE_LONG = wire.Generate | wire.Embed | wire.Subscribe
+MAY_TAKE_LONG = wire.Generate | wire.Embed | wire.Subscribe | wire.Plan
 
 
 class Requests:
@@ -39,12 +40,14 @@ class Requests:
         tasks: TaskGroup,
         limits: SessionLimits,
         board: Board,
+        planning: Planning,
     ) -> None:
         self._runner = runner
         self._outbox = outbox
         self._tasks = tasks
         self._limits = limits
         self._board = board
+        self._planning = planning
         self._intake = Intake(limits.intake_bytes, runner.intake)
         self.uploads = Uploads(limits.intake_bytes, runner.uploads, limits.media_timeout_s)
         self._requests: dict[int, Request] = {}
@@ -70,6 +73,7 @@ class Requests:
             request = self._request_of(message, share)
         except RequestError as err:
             share.give_back()
+            self._runner.troubles.note(err)
             self._outbox.put(failed(request_id, err))
             return
         self._requests[request_id] = request
@@ -88,19 +92,25 @@ class Requests:
                 n_requests=n_requests,
                 max_requests=n_most,
             )
-        if not isinstance(message, wire.Subscribe):
-            return
-        n_subscriptions, n_most = self._n_subscriptions, self._limits.max_subscriptions
-        if n_subscriptions >= n_most:
-            raise Overloaded(
-                f"connection has {n_subscriptions} subscriptions, the limit is {n_most}",
-                n_subscriptions=n_subscriptions,
-                max_subscriptions=n_most,
-            )
+        if isinstance(message, wire.Subscribe):
+            n_subscriptions, n_most = self._n_of(wire.Subscribe), self._limits.max_subscriptions
+            if n_subscriptions >= n_most:
+                raise Overloaded(
+                    f"connection has {n_subscriptions} subscriptions, the limit is {n_most}",
+                    n_subscriptions=n_subscriptions,
+                    max_subscriptions=n_most,
+                )
+        if isinstance(message, wire.Plan):
+            n_plans, n_most = self._n_of(wire.Plan), self._limits.max_plans
+            if n_plans >= n_most:
+                raise Overloaded(
+                    f"connection waits for {n_plans} plans, the limit is {n_most}",
+                    n_plans=n_plans,
+                    max_plans=n_most,
+                )
 
-    @property
-    def _n_subscriptions(self) -> int:
-        return sum(isinstance(each.message, wire.Subscribe) for each in self._requests.values())
+    def _n_of(self, kind: type[wire.Subscribe | wire.Plan]) -> int:
+        return sum(isinstance(each.message, kind) for each in self._requests.values())
 
     def _request_of(self, message: RequestMessage, share: Share) -> Request:
         runner, outbox = self._runner, self._outbox
@@ -168,6 +178,8 @@ class Requests:
                 return self._subscribe(message)
             case wire.GetModel() as message:
                 return self._get_model(message)
+            case wire.Plan() as message:
+                return self._plan(message)
             case _:
                 raise AssertionError("answered at once")
 
@@ -198,6 +210,10 @@ class Requests:
 
     async def _get_model(self, message: wire.GetModel) -> None:
         self._outbox.put(model(message.request_id, await self._runner.vocabulary.loaded()))
+
+    async def _plan(self, message: wire.Plan) -> None:
+        memory = await self._planning.memory(message)
+        self._outbox.put(wire.MemoryReport(message.request_id, memory))
 
     async def _subscribe(self, message: wire.Subscribe) -> None:
         while True:

@@ -9,22 +9,25 @@ from time import monotonic
 
 import anyio
 
+from runnerd.audience import Listener
 from runnerd.config import Config
 from runnerd.core.batcher import Batcher
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, admit
-from runnerd.decode_loop import DecodeLoop, Listener
+from runnerd.decode_loop import DecodeLoop
 from runnerd.embed_queue import EmbeddingRequest
 from runnerd.engine.base import Engine, Pooling
 from runnerd.engine_thread import EngineThread
-from runnerd.errors import ConfigError, LoadError, LoadFailed, RequestError, ShuttingDown
+from runnerd.errors import LoadCancelled, LoadFailed, RequestError, ShuttingDown
+from runnerd.failure import Failure, failure_of
 from runnerd.figures import Figures
 from runnerd.intake import Intake
 from runnerd.loading import Loader, Loading
 from runnerd.media.store import PictureStore
 from runnerd.opening import open_loop
 from runnerd.places import Places
-from runnerd.step_watch import StepWatch
+from runnerd.step_watch import Watches
+from runnerd.trouble import Troubles
 from runnerd.vocabulary import Vocabulary
 from runnerd_protocol.messages import DaemonState
 
@@ -47,11 +50,11 @@ class Runner:
         self.intake = Intake(INTAKE_BYTES)
         self.uploads = Intake(INTAKE_BYTES)
         self.pictures = PictureStore(config.images)
-        self._error: LoadError | ConfigError | None = None
+        self.failure: Failure | None = None  # why there is no engine, or none that works
         self._thread: EngineThread | None = None
-        self._loop: DecodeLoop | None = None
-        self.step = StepWatch(config.step_timeout_s, self._tell_change)
-        self.encode = StepWatch(config.step_timeout_s, self._tell_change)
+        self.loop: DecodeLoop | None = None  # what runs the steps, once there is an engine
+        self.watches = Watches(config.step_timeout_s, self._tell_change)
+        self.troubles = Troubles(self._tell_change)
         self._is_stopping = False
         self._n_sequences = 0
 
@@ -87,19 +90,15 @@ class Runner:
 
     async def _open(self, thread: EngineThread) -> DecodeLoop:
         self._set_state("loading")
-        watches = self.step, self.encode
         try:
             engine = await self.loading.run(thread, self.config.engine)
             batcher, loop = open_loop(
-                self.config, engine, thread, self.figures, watches, self.pictures, self.give_up
+                self.config, engine, thread, self.figures, self.watches, self.pictures, self.give_up
             )
-        except (LoadError, ConfigError) as err:
+        except Exception as err:
             self._end_load(err)
             raise
-        except Exception:
-            self._end_load(LoadError("an internal error"))
-            raise
-        self.engine, self._loop = engine, loop
+        self.engine, self.loop = engine, loop
         self.batcher = self.places.batcher = batcher
         if self._is_stopping:
             loop.stop()
@@ -108,19 +107,23 @@ class Runner:
         self.loading.end()
         return loop
 
-    def _end_load(self, err: LoadError | ConfigError) -> None:
+    def _end_load(self, err: Exception) -> None:
         """Tell those who wait for the engine that there will be none."""
-        self._error = err
-        self._set_state("failed" if err.exit_code else "stopped")
+        if isinstance(err, LoadCancelled):
+            self._set_state("stopped")
+        else:
+            self.failure = failure_of(err)
+            self._set_state("failed")
         self.loading.end()
 
     def give_up(self, cause: str) -> None:
         """Fail every sequence now, whatever the step in progress may still be doing."""
         self._is_stopping = True
+        self.failure = self.failure or Failure("internal", cause)
         self._set_state("failed")
         self.loading.stop()
-        if self._loop is not None:
-            self._loop.give_up(cause)
+        if self.loop is not None:
+            self.loop.give_up(cause)
 
     def stop(self) -> None:
         """Take no more requests, refuse those that wait, let running ones finish."""
@@ -133,16 +136,16 @@ class Runner:
             for sequence in tuple(self.batcher.waiting):
                 self.end(sequence.seq_id, ShuttingDown("the daemon is shutting down"))
         self.loading.stop()  # to refuse those who wait for the model, not only once it is there
-        if self._loop is not None:
-            self._loop.embeddings.refuse_waiting(ShuttingDown("the daemon is shutting down"))
-            self._loop.stop()
+        if self.loop is not None:
+            self.loop.embeddings.refuse_waiting(ShuttingDown("the daemon is shutting down"))
+            self.loop.stop()
 
     def cancel_all(self) -> None:
         """End every sequence as cancelled: the time for draining is over."""
         for seq_id in () if self.batcher is None else self.batcher.seq_ids:
             self.end(seq_id, "cancelled")
-        if self._loop is not None:
-            self._loop.embeddings.fail_all(ShuttingDown("the daemon is shutting down"))
+        if self.loop is not None:
+            self.loop.embeddings.fail_all(ShuttingDown("the daemon is shutting down"))
 
     def _set_state(self, state: DaemonState) -> None:
         self.state = state
@@ -155,7 +158,7 @@ class Runner:
     # --- requests --------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._is_stopping or self._error is not None:
+        if self._is_stopping or self.failure is not None:
             raise self._refusal()
 
     def _engine_in_use(self) -> Engine:
@@ -174,20 +177,22 @@ class Runner:
         options: Options,
         listener: Listener,
         queued_at: float | None = None,
+        request_id: int = 0,
     ) -> int:
         """Queue a request; its listener hears of every token and of the end.
 
-        `queued_at` is when it arrived (monotonic), if that is not now.
+        `queued_at` is when it arrived (monotonic), if that is not now; `request_id` its client's
+        number for it.
 
         Raises:
             RequestError: it cannot be served.
         """
-        if self._is_stopping or self.batcher is None or self._loop is None:
+        if self._is_stopping or self.batcher is None or self.loop is None:
             raise self._refusal()
         seq_id = self._n_sequences + 1
         queued_at = monotonic() if queued_at is None else queued_at
         sequence = admit(seq_id, prompt, options, self.batcher.limits, queued_at)
-        self._loop.submit(sequence, listener)
+        self.loop.submit(sequence, listener, request_id)
         self._n_sequences = seq_id
         return seq_id
 
@@ -200,9 +205,9 @@ class Runner:
         Raises:
             RequestError: they cannot be evaluated.
         """
-        if self._is_stopping or self._loop is None:
+        if self._is_stopping or self.loop is None:
             raise self._refusal()
-        embeddings = self._loop.embeddings
+        embeddings = self.loop.embeddings
         request = embeddings.submit(inputs, pooling)
         try:
             yield request
@@ -211,26 +216,28 @@ class Runner:
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; one that has ended is left alone."""
-        if self._loop is not None:
-            self._loop.end(seq_id, ending)
+        if self.loop is not None:
+            self.loop.end(seq_id, ending)
 
     def pause(self, seq_id: int, *, paused: bool) -> None:
         """Leave a sequence out of steps while its client does not read."""
-        if self._loop is not None:
-            self._loop.pause(seq_id, paused=paused)
+        if self.loop is not None:
+            self.loop.pause(seq_id, paused=paused)
 
     def n_ahead(self, seq_id: int) -> int | None:
         """Return how many wait before a sequence; None if it has begun, or has ended."""
-        return None if self._loop is None else self._loop.n_ahead(seq_id)
+        return None if self.loop is None else self.loop.n_ahead(seq_id)
 
     def line_moved(self) -> anyio.Event:
         """Return what is set when `n_ahead` of any sequence may have changed; there is a loop."""
-        assert self._loop is not None, "nothing was submitted"
-        return self._loop.line_moved
+        assert self.loop is not None, "nothing was submitted"
+        return self.loop.line_moved
 
     def _refusal(self) -> RequestError:
-        if self._error is not None and self._error.exit_code:
-            return LoadFailed(f"the model could not be loaded: {self._error}")
+        failure = self.failure
+        if failure is not None and self.engine is None:
+            message = f"the model could not be loaded: {failure.text}"
+            return LoadFailed(message, **failure.details)
         return ShuttingDown("the daemon is shutting down")
 
     # --- how it is doing -------------------------------------------------------------------
@@ -243,21 +250,5 @@ class Runner:
     @property
     def n_waiting(self) -> int:
         """Requests queued or in preparation that no free slot is about to take."""
-        n_begun = 0 if self._loop is None else self._loop.embeddings.n_begun
+        n_begun = 0 if self.loop is None else self.loop.embeddings.n_begun
         return self.places.n_waiting - n_begun
-
-    @property
-    def health(self) -> DaemonState:
-        """The state, or `stalled` when a step or an encode has taken too long so far."""
-        return "stalled" if self.step.is_late or self.encode.is_late else self.state
-
-    @property
-    def step_age_s(self) -> float:
-        """Age of the step in progress, or of the encode if that is older; 0 without either."""
-        return max(self.step.age_s, self.encode.age_s)
-
-    @property
-    def image_cache_bytes(self) -> int:
-        """Memory of the encoded images that are kept."""
-        encoding = None if self._loop is None else self._loop.encoding
-        return 0 if encoding is None else encoding.cache_bytes

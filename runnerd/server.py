@@ -12,6 +12,7 @@ from anyio.abc import SocketListener, TaskGroup, UNIXSocketStream
 
 from runnerd.board import Board
 from runnerd.config import Config
+from runnerd.planning import Planning
 from runnerd.runner import Runner
 from runnerd.session import Session
 from runnerd_protocol.framing import encode_frame
@@ -33,6 +34,7 @@ class Server:
         self._sessions: dict[int, Session] = {}
         self._n_served = 0
         self._board = Board(runner, lambda: len(self._sessions))
+        self._planning = Planning(runner)
         self._one_left = anyio.Event()
         self._accepting = anyio.CancelScope()
 
@@ -84,7 +86,7 @@ class Server:
         if len(self._sessions) >= self._config.max_connections:
             await self._refuse(stream)
             return
-        session = Session(stream, self._runner, self._config.session, self._board)
+        session = Session(stream, self._runner, self._config.session, self._board, self._planning)
         self._n_served += 1
         number = self._n_served
         self._sessions[number] = session

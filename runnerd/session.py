@@ -14,6 +14,7 @@ from anyio.abc import UNIXSocketStream
 from runnerd.board import Board
 from runnerd.config import SessionLimits
 from runnerd.outbox import Outbox
+from runnerd.planning import Planning
 from runnerd.replies import SERVER_NAME
 from runnerd.requests import Requests
 from runnerd.runner import Runner
@@ -46,6 +47,7 @@ class Session:
         runner: Runner,
         limits: SessionLimits,
         board: Board,
+        planning: Planning,
     ) -> None:
         self._stream = stream
         self._socket = raw_socket(stream)
@@ -53,7 +55,7 @@ class Session:
         self._connection = ServerConnection(limits.max_frame_bytes)
         self._tasks = anyio.create_task_group()
         self._outbox = Outbox(limits.outbox_bytes, self._on_full)
-        self._requests = Requests(runner, self._outbox, self._tasks, limits, board)
+        self._requests = Requests(runner, self._outbox, self._tasks, limits, board, planning)
         self._is_closing = False
         self._last_word: ProtocolError | None = None
         self._n_complaints = 0

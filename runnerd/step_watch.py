@@ -1,4 +1,4 @@
-"""The step, or the encode, in progress: since when it runs, and whether that is too long."""
+"""The step and the encode in progress: since when they run, and whether that is too long."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -52,3 +52,23 @@ class StepWatch:
             self._tell()
             await self._has_ended.wait()
             self._tell()
+
+
+class Watches:
+    """Those of the steps and of the encodes, whose `limit_s` is the same."""
+
+    def __init__(self, limit_s: float, tell: Callable[[], None]) -> None:
+        self.step = StepWatch(limit_s, tell)
+        self.encode = StepWatch(limit_s, tell)
+
+    @property
+    def stalled(self) -> str:
+        """Which takes too long, as the wire's `Status` says it; empty if none does."""
+        if self.step.is_late:
+            return "step"
+        return "encode" if self.encode.is_late else ""
+
+    @property
+    def age_s(self) -> float:
+        """Age of what runs longest; 0 if nothing does."""
+        return max(self.step.age_s, self.encode.age_s)

@@ -64,7 +64,7 @@ class Mailbox:
         self._only_newest = only_newest
         self._messages: deque[DaemonMessage] = deque()
         self._news: anyio.Event | None = None
-        self._loss: tuple[type[ClientError], str] | None = None
+        self._loss: tuple[type[ClientError], str, Exception | None] | None = None
 
     def put(self, message: DaemonMessage) -> None:
         """Add what has come."""
@@ -73,9 +73,14 @@ class Mailbox:
         self._messages.append(message)
         self._wake()
 
-    def lose(self, loss: str, kind: type[ClientError] = ConnectionLost) -> None:
-        """Say that no more will come, and why; `kind` is what to raise."""
-        self._loss = kind, loss
+    def lose(
+        self,
+        loss: str,
+        kind: type[ClientError] = ConnectionLost,
+        cause: Exception | None = None,
+    ) -> None:
+        """Say that no more will come, and why; `kind` is what to raise, from `cause`."""
+        self._loss = kind, loss, cause
         self._wake()
 
     def _wake(self) -> None:
@@ -92,8 +97,8 @@ class Mailbox:
         """
         while not self._messages:
             if self._loss is not None:
-                kind, why = self._loss
-                raise kind(why)
+                kind, why, cause = self._loss
+                raise kind(why) from cause
             if self._news is None:
                 self._news = anyio.Event()
             await self._news.wait()

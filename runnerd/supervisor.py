@@ -9,21 +9,22 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from functools import partial
 
 import anyio
 import structlog
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from runnerd.condition import status
 from runnerd.config import Config, check_config
 from runnerd.engine import open_engine
 from runnerd.errors import ConfigError, EngineBroken, LoadError
 from runnerd.listener import BoundSocket, bind_unix
 from runnerd.malloc import return_large_blocks
-from runnerd.replies import status
+from runnerd.parent_watch import until_parent_ends, wake_at_parents_death
 from runnerd.runner import Runner
 from runnerd.server import Server
+from runnerd.state_facts import state_facts
 from runnerd.systemd import Notifier
 from runnerd_protocol.messages import DaemonState
 
@@ -32,7 +33,8 @@ log = structlog.get_logger()
 EXIT_OK = 0
 EXIT_INTERNAL = 70
 KILL_S = 10.0  # after the drain, for the step in progress to end
-ORPHAN_KILL_S = 4.0  # the same, when there is no parent left to wait for anything
+LEFT_KILL_S = 4.0  # the same, when the parent has closed its socket and waits for our end
+ORPHAN_KILL_S = 0.5  # the same, when there is no parent left to wait for anything
 UNLINK_CHECK_S = 5.0  # how soon a deleted socket file is noticed
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -113,6 +115,9 @@ class _Daemon:
             tasks.start_soon(_watch_path, self._bound)
         if self._config.inherited_fd is not None:
             tasks.start_soon(self._serve_parent, tasks, self._config.inherited_fd)
+        if self._config.parent_fd is not None:
+            wake_at_parents_death()
+            tasks.start_soon(self._watch_parent, tasks, self._config.parent_fd)
 
     async def _run_engine(self) -> None:
         try:
@@ -122,7 +127,10 @@ class _Daemon:
         except (LoadError, ConfigError) as err:
             self._exit_code = err.exit_code
             if err.exit_code:
-                log.error("daemon.load_failed", error=str(err), native=await self._cause())
+                failure = self._runner.failure
+                facts = {} if failure is None else failure.details
+                cause = await self._cause()
+                log.error("daemon.load_failed", error=str(err), native=cause, **facts)
         except EngineBroken as err:
             self._exit_code = EXIT_INTERNAL
             log.error("daemon.engine_failed", error=str(err), native=await self._cause())
@@ -201,7 +209,7 @@ class _Daemon:
 
     def _exit_now(self, cause: str) -> None:
         """End without waiting for anything: a native call may never return."""
-        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.step_age_s, 1))
+        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.watches.age_s, 1))
         if self._bound is not None:
             self._bound.close()
         if self._before_kill is not None:
@@ -214,20 +222,16 @@ class _Daemon:
         sock.setblocking(False)
         await self._server.serve_parent(sock)
         if not self._runner.is_stopping:
-            self._stop(tasks, "parent has gone", 0.0, ORPHAN_KILL_S)
+            self._stop(tasks, "parent has left", 0.0, LEFT_KILL_S)
+
+    async def _watch_parent(self, tasks: TaskGroup, fd: int) -> None:
+        """End with the parent, also while others still hold its end of the socket."""
+        await until_parent_ends(fd)
+        self._stop(tasks, "parent has ended", 0.0, ORPHAN_KILL_S)
 
     def _log_state(self) -> None:
         now = status(0, self._runner, self._server.n_connections, last=True)
-        log.info(
-            "daemon.state",
-            state=now.state,
-            n_slots_free=now.n_slots_free,
-            n_waiting=now.n_waiting,
-            n_connections=now.n_connections,
-            n_steps=now.n_steps,
-            tokens_per_s=now.tokens_per_s,
-            step_age_s=now.step_age_s,
-        )
+        log.info("daemon.state", **state_facts(now))
 
 
 async def _watch_path(bound: BoundSocket) -> None:
@@ -250,11 +254,14 @@ def start(
     options: dict[str, object] = {}
     if backend == "asyncio":
         options["use_uvloop"] = _has_uvloop()
-    return anyio.run(
-        partial(run_daemon, config, last_native_lines, on_load, before_kill),
-        backend=backend,
-        backend_options=options,
-    )
+
+    async def run() -> int:
+        exit_code = await run_daemon(config, last_native_lines, on_load, before_kill)
+        for number in SIGNALS:  # the handlers are gone, and it is not a signal that has ended us
+            signal.signal(number, signal.SIG_IGN)
+        return exit_code
+
+    return anyio.run(run, backend=backend, backend_options=options)
 
 
 def _has_uvloop() -> bool:

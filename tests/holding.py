@@ -15,7 +15,7 @@ def held(daemon: Daemon) -> dict[str, int]:
     }
 
 
-async def holds_nothing(daemon: Daemon) -> None:
+async def check_holds_nothing(daemon: Daemon) -> None:
     """Assert that the daemon is soon as if nobody had ever asked."""
     await daemon.until(lambda: not any(held(daemon).values()))
     await daemon.has_all_slots()

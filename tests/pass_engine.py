@@ -70,8 +70,8 @@ class PassEngine(ReferenceEngine):
 
 
 def embeddings(daemon: Daemon) -> Embeddings:
-    assert daemon.runner._loop is not None
-    return daemon.runner._loop.embeddings
+    assert daemon.runner.loop is not None
+    return daemon.runner.loop.embeddings
 
 
 def many(n_inputs: int) -> Embed:

@@ -92,7 +92,7 @@ class Running:
                 self._seen += data
 
     def wait_for_output(self) -> None:
-        """Read the first that it writes."""
+        """Read what it writes next."""
         assert select.select([self._output], [], [], PATIENCE_S)[0]
         self._seen += self._read()
 
@@ -101,6 +101,22 @@ class Running:
         while data := self._read():
             self._seen += data
         return self.text
+
+    def press(self, keys: str) -> None:
+        """Type on its terminal."""
+        os.write(self._output, keys.encode())
+
+    def hang_up(self) -> None:
+        """Take its terminal away."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self._output)
+        os.close(null)
+
+    def terminal_flags(self) -> int:
+        """Return the terminal's local modes: echo, whole lines, and the like."""
+        flags = termios.tcgetattr(self._output)[3]
+        assert isinstance(flags, int)
+        return flags
 
     def interrupt(self) -> None:
         """Send what Ctrl-C sends: SIGINT to the process group."""
@@ -118,18 +134,23 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: str, on_terminal: bool = False) -> Iterator[Running]:
-    """Start `runnerd`; stdout and stderr go to the same pipe, or terminal of 24 x 80."""
+def running(
+    *arguments: str, on_terminal: bool = False, has_keys: bool = False, columns: int = 80
+) -> Iterator[Running]:
+    """Start `runnerd`; stdout and stderr go to the same pipe, or terminal of 24 lines.
+
+    With `has_keys` stdin is that terminal, too.
+    """
     ours, theirs = pty.openpty() if on_terminal else os.pipe()
     if on_terminal:
-        termios.tcsetwinsize(theirs, (24, 80))
+        termios.tcsetwinsize(theirs, (24, columns))
     process = subprocess.Popen(
         [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=theirs if has_keys else subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
     )
     os.close(theirs)
     try:

@@ -70,7 +70,7 @@ class Peer:
     async def say(self, *messages: DaemonMessage) -> None:
         await say(self._stream, *messages)
 
-    async def hear(self, kind: type[M]) -> M:
+    async def expect(self, kind: type[M]) -> M:
         """Return the next message, which is of this kind."""
         while not self._heard:
             data = await receive(raw_socket(self._stream), 2**16)
@@ -80,9 +80,9 @@ class Peer:
         assert isinstance(message, kind), message
         return message
 
-    async def hear_parts(self) -> list[Part]:
+    async def expect_parts(self) -> list[Part]:
         """Accept a generation and end it; return its prompt."""
-        asked = await self.hear(Generate)
+        asked = await self.expect(Generate)
         await self.end(asked.request_id, Accepted(asked.request_id))
         assert not isinstance(asked.prompt, str)
         return asked.prompt

@@ -102,7 +102,7 @@ FAILED_CODES: dict[FailedCode, CodeMeaning] = {
         "the queue or the store of images is full, or the connection asks for too much",
     ),
     "queue_timeout": CodeMeaning("client", True, "it was not begun in the time that it could wait"),
-    "cancelled": CodeMeaning("client", False, "its embeddings were no longer wanted"),
+    "cancelled": CodeMeaning("client", False, "it was no longer wanted"),
     "shutting_down": CodeMeaning("client", True, "the daemon is draining"),
     "load_failed": CodeMeaning("operator", False, "the model could not be loaded"),
     "engine_failed": CodeMeaning("operator", False, "the engine could not complete the request"),

@@ -5,6 +5,16 @@ default may be left out; an unknown field is ignored; a new field always has a d
 Bounds are part of the types: decoding checks them, so NaN and infinities never pass.
 """
 
+from runnerd_protocol.memory import (
+    DeviceKind,
+    DeviceMemory,
+    FailedAllocation,
+    KVType,
+    LayerMemory,
+    Memory,
+    MemoryReport,
+    Plan,
+)
 from runnerd_protocol.prompts import (
     MAX_MEDIA,
     ContentHash,
@@ -54,7 +64,7 @@ from runnerd_protocol.requests import (
     Subscribe,
     Tokenize,
 )
-from runnerd_protocol.state import Model, ProtocolError, Status, Welcome
+from runnerd_protocol.state import Model, ProtocolError, SlotState, SlotStatus, Status, Welcome
 
 __all__ = [
     "MAX_MEDIA",
@@ -71,22 +81,30 @@ __all__ = [
     "DaemonState",
     "Delta",
     "Detokenize",
+    "DeviceKind",
+    "DeviceMemory",
     "Embed",
     "Embeddings",
     "Failed",
+    "FailedAllocation",
     "FinishReason",
     "Finished",
     "Generate",
     "GetModel",
     "GetStatus",
     "Hello",
+    "KVType",
+    "LayerMemory",
     "Media",
     "MediaPart",
     "MediaWanted",
+    "Memory",
+    "MemoryReport",
     "Message",
     "Model",
     "Name",
     "Part",
+    "Plan",
     "Pooling",
     "Priority",
     "Prompt",
@@ -94,6 +112,8 @@ __all__ = [
     "ProtocolError",
     "RequestId",
     "Seconds",
+    "SlotState",
+    "SlotStatus",
     "Status",
     "StopString",
     "Subscribe",
@@ -122,6 +142,7 @@ ClientMessage = (
     | GetStatus
     | Subscribe
     | GetModel
+    | Plan
     | ProtocolError
 )
 DaemonMessage = (
@@ -137,5 +158,6 @@ DaemonMessage = (
     | Text
     | Status
     | Model
+    | MemoryReport
     | ProtocolError
 )

@@ -23,8 +23,10 @@ from runnerd_protocol.messages import (
     Hello,
     Media,
     MediaWanted,
+    MemoryReport,
     Message,
     Model,
+    Plan,
     PromptProgress,
     ProtocolError,
     Status,
@@ -46,6 +48,7 @@ Phase = Literal[
     "getting_status",
     "subscribed",
     "getting_model",
+    "planning",
     "refused",
     "ended",
 ]
@@ -59,6 +62,7 @@ FIRST_PHASE: dict[type[Message], Phase] = {
     GetStatus: "getting_status",
     Subscribe: "subscribed",
     GetModel: "getting_model",
+    Plan: "planning",
 }
 
 # What a client may send; nobody has to wait for the welcome before asking.
@@ -85,6 +89,7 @@ FROM_DAEMON: dict[DaemonSide, frozenset[type[Message]]] = {
             Text,
             Status,
             Model,
+            MemoryReport,
             ProtocolError,
         }
     ),
@@ -120,6 +125,7 @@ PHASES: dict[Phase, dict[Event, Phase]] = {
         Failed: "ended",
     },
     "getting_model": {Cancel: "getting_model", Model: "ended", Failed: "ended"},
+    "planning": {Cancel: "planning", MemoryReport: "ended", Failed: "ended"},
     "refused": {Failed: "ended"},
 }
 

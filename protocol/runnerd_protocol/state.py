@@ -1,6 +1,13 @@
 """What a daemon tells of itself, and of the connection."""
 
+from typing import Literal
+
+from msgspec import Struct
+
+from runnerd_protocol.memory import Memory
 from runnerd_protocol.prompts import DaemonState, Message, Pooling, RequestId
+
+SlotState = Literal["idle", "prompt", "generating", "paused", "awaiting_media"]
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -9,6 +16,25 @@ class Welcome(Message, frozen=True, tag="welcome"):
     version: int
     max_frame_bytes: int
     server: str = ""
+
+
+class SlotStatus(Struct, frozen=True, omit_defaults=True):
+    """A slot and the request that it works for; idle: none, and `n_cached` inputs are kept.
+
+    `client_request_id` is the client's number for it. `n_cached` inputs of the prompt were there
+    already, `n_evaluated` are there since. `waiting_s` is the time that it was queued before it
+    got the slot, `age_s` since then.
+    """
+
+    slot_id: int
+    state: SlotState
+    client_request_id: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_evaluated: int = 0
+    n_generated: int = 0
+    waiting_s: float = 0.0
+    age_s: float = 0.0
 
 
 class Status(Message, frozen=True, tag="status"):
@@ -20,6 +46,10 @@ class Status(Message, frozen=True, tag="status"):
     Of `n_images` that came with requests `n_images_encoded` had to be encoded, in `encode_s`;
     `n_images_decoded` counts files, some of them more than once. `image_store_bytes` is the memory
     of the files that are kept, `image_store_bytes_in_use` of those that requests need.
+    `stalled` says what takes too long (step, encode), else it is empty. `error` is why the daemon
+    has failed, or what has gone wrong last, `error_code` of what kind that is. `memory` is there
+    with the last word of a load that ran out of memory. `oldest_wait_s` is how long the request
+    that is next has waited, for the model or for a slot.
     """
 
     request_id: RequestId
@@ -70,6 +100,12 @@ class Status(Message, frozen=True, tag="status"):
     n_images_decoded: int = 0
     image_store_bytes: int = 0
     image_store_bytes_in_use: int = 0
+    slots: list[SlotStatus] = []
+    stalled: str = ""
+    error: str = ""
+    error_code: str = ""
+    memory: Memory | None = None
+    oldest_wait_s: float = 0.0
 
 
 class Model(Message, frozen=True, tag="model"):

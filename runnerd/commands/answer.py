@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from runnerd.client import Client, Completion, GenerateOptions
-from runnerd.harmless import harmless
+from runnerd.harmless import harmless, harmless_json
 from runnerd.results import completion_of
 from runnerd_protocol.messages import Delta, Finished, Prompt
 
@@ -52,7 +52,7 @@ def write_json(done: Completion) -> None:
     fields["choices"] = [
         {**msgspec.structs.asdict(choice.summary), "text": choice.text} for choice in done.choices
     ]
-    sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+    sys.stdout.write(harmless_json(msgspec.json.encode(fields)) + "\n")
     sys.stdout.flush()
 
 

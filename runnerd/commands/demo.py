@@ -9,6 +9,7 @@ import typer
 from runnerd.commands.failure import translated
 from runnerd.commands.private import chat_prompt, private_daemon
 from runnerd.commands.progress import LoadBar
+from runnerd.harmless import harmless_line
 from runnerd.models import DEFAULT_MODEL
 from runnerd_protocol.messages import Prompt
 
@@ -49,5 +50,7 @@ async def _run(model: str, engine: str, max_tokens: int, is_live: bool, verbose:
             prompts: list[Prompt] = list(QUESTIONS)
             if loaded.chat_template:
                 prompts = [await chat_prompt(child.client, question) for question in QUESTIONS]
-            console.print(f"{len(prompts)} questions to {loaded.name} at once, on one connection\n")
+            name = harmless_line(loaded.name)
+            heading = f"{len(prompts)} questions to {name} at once, on one connection\n"
+            console.print(heading, markup=False)
             await show(child.client, prompts, max_tokens, console, is_live=is_live)

@@ -10,7 +10,8 @@ from runnerd.chat import Content
 from runnerd.client import ChatError, ChatMessage, Client
 from runnerd.commands.failure import BAD_INPUT, CommandFailed, connected
 from runnerd.commands.progress import LoadBar
-from runnerd.launcher import Child, launch
+from runnerd.harmless import harmless
+from runnerd.launcher import Runner, launch
 from runnerd.models import resolve_model
 from runnerd_protocol.messages import Prompt
 
@@ -23,7 +24,7 @@ def private_daemon(
     verbose: bool,
     lora: Sequence[str] = (),
     mmproj: Path | None = None,
-) -> AbstractAsyncContextManager[Child]:
+) -> AbstractAsyncContextManager[Runner]:
     """Start a daemon that ends with the block; with `verbose` its warnings go to stderr."""
     return launch(
         model if engine == "reference" else resolve_model(model),
@@ -62,7 +63,7 @@ async def any_daemon(
 
 
 def _echo(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(harmless(line), err=True)
 
 
 async def chat_prompt(client: Client, content: Content, system: str = "") -> Prompt:

@@ -4,6 +4,7 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from runnerd.harmless import harmless_line
 from runnerd_protocol.messages import DaemonState, Status
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class LoadBar:
 
     def show_status(self, status: Status) -> None:
         """Draw what a daemon tells of itself."""
-        self.show(status.state, status.load_phase, status.load_fraction)
+        self.show(status.state, harmless_line(status.load_phase), status.load_fraction)
 
     def close(self) -> None:
         """Take the bar away. May be called again."""
@@ -67,7 +68,7 @@ def _make_progress() -> "Progress":
         TextColumn("loading"),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         console=console,
         auto_refresh=False,  # each piece of news redraws it
         transient=True,

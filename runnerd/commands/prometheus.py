@@ -1,9 +1,10 @@
 """A daemon's status in the text format of Prometheus."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import get_args
 
-from runnerd_protocol.messages import DaemonState, Status
+from runnerd_protocol.messages import DaemonState, SlotState, Status
 
 COUNTERS = {
     "n_steps": ("steps_total", "Forward passes."),
@@ -35,6 +36,7 @@ GAUGES = {
     "n_slots_free": ("slots_free", "Slots without a completion."),
     "n_waiting": ("waiting", "Completions and requests for embeddings that wait."),
     "max_queue": ("waiting_limit", "How many may wait."),
+    "oldest_wait_s": ("oldest_wait_seconds", "How long the first of them has waited."),
     "n_connections": ("connections", "Clients connected."),
     "n_ctx": ("context_inputs", "Inputs that one completion can hold."),
     "n_batch": ("batch_inputs", "Inputs in one forward pass, at most."),
@@ -56,7 +58,7 @@ GAUGES = {
 
 
 def prometheus_text(status: Status) -> str:
-    """Return all counters and gauges, and a gauge of 1 for the state that the daemon is in."""
+    """Return all counters and gauges; of states those that apply are 1, the others 0."""
     return "\n".join(_lines(status)) + "\n"
 
 
@@ -66,7 +68,17 @@ def _lines(status: Status) -> Iterator[str]:
             yield f"# HELP runnerd_{name} {meaning}"
             yield f"# TYPE runnerd_{name} {kind}"
             yield f"runnerd_{name} {getattr(status, field)}"
-    yield "# HELP runnerd_state What the daemon is doing."
-    yield "# TYPE runnerd_state gauge"
+    yield from _gauge("stalled", "Whether a step or an encode takes too long.")
+    yield f"runnerd_stalled {int(bool(status.stalled))}"
+    yield from _gauge("state", "What the daemon is doing.")
     for state in get_args(DaemonState):
         yield f'runnerd_state{{state="{state}"}} {int(state == status.state)}'
+    yield from _gauge("slots_by_state", "Slots, by what they do.")
+    n_slots = Counter(slot.state for slot in status.slots)
+    for slot_state in get_args(SlotState):
+        yield f'runnerd_slots_by_state{{state="{slot_state}"}} {n_slots[slot_state]}'
+
+
+def _gauge(name: str, meaning: str) -> Iterator[str]:
+    yield f"# HELP runnerd_{name} {meaning}"
+    yield f"# TYPE runnerd_{name} gauge"

@@ -1,110 +1,55 @@
 """`runnerd serve`: the daemon itself, in the foreground."""
 
+import os
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from runnerd.commands import model_options as options
 from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.config import Config, ImageLimits, check_config
-from runnerd.engine.base import EngineConfig, KVType
-from runnerd.models import resolve_model
+from runnerd.device_env import device_env
 
 
 def serve(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A GGUF file, or the alias 'smollm2'; for the reference engine its options."
-        ),
-    ],
+    model: options.Model,
     socket: Annotated[
         Path | None, typer.Option("--socket", help="Listen at this path.", metavar="PATH")
     ] = None,
     fd: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
-    engine: Annotated[
-        Literal["llama", "reference"], typer.Option(help="What runs the model.")
-    ] = "llama",
-    slots: Annotated[int, typer.Option(help="Requests that run at the same time.")] = 4,
-    ctx: Annotated[
-        int,
-        typer.Option(
-            help="Context of each request, in tokens; 0: as the model was trained, at most 4096."
-        ),
-    ] = 0,
-    ctx_total: Annotated[
-        int, typer.Option(help="Cells of the KV cache over all slots; 0: slots x ctx.")
-    ] = 0,
-    batch: Annotated[int, typer.Option(help="Tokens per step, over all requests.")] = 2048,
-    ubatch: Annotated[int, typer.Option(help="Tokens per pass within a step.")] = 512,
-    threads: Annotated[int, typer.Option(help="Threads; 0: one per core.")] = 0,
-    kv: Annotated[
-        Literal["auto", "split", "unified"],
-        typer.Option(help="A part of the KV cache for each slot, or one for all."),
-    ] = "auto",
-    flash_attn: Annotated[
-        Literal["auto", "on", "off"], typer.Option(help="Flash attention.")
-    ] = "auto",
-    kv_type: Annotated[
-        KVType,
-        typer.Option(
-            help="Numbers of the KV cache. q8_0 takes half the memory, q4_0 a quarter; they need"
-            " flash attention, and lose precision with each context shift, q4_0 a lot."
-        ),
-    ] = "f16",
-    swa_full: Annotated[
-        bool,
-        typer.Option("--swa-full", help="Sliding-window layers keep every position: more memory."),
-    ] = False,
-    lora: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A LoRA adapter that requests may name; may be given again.", metavar="NAME=PATH"
-        ),
-    ] = None,
-    embed_max: Annotated[
-        int,
-        typer.Option(
-            help="Tokens of the longest input of an embedding; 0: as --ubatch. Each takes memory"
-            " for two rows of logits, and generations wait for an input that has begun."
-        ),
-    ] = 0,
-    mmproj: Annotated[
-        str,
-        typer.Option(
-            help="The GGUF file of the projector with which the model reads images.",
-            metavar="FILE",
-        ),
-    ] = "",
-    image_rows: Annotated[
-        int,
-        typer.Option(
-            help="Inputs that an image may take at most, where the projector takes any size; 0: as"
-            " it was trained, and at most half of the context."
-        ),
-    ] = 0,
+    parent_fd: Annotated[int | None, typer.Option("--parent-fd", hidden=True)] = None,
+    engine: options.EngineName = "llama",
+    slots: options.Slots = 4,
+    ctx: options.Ctx = 0,
+    ctx_total: options.CtxTotal = 0,
+    batch: options.Batch = 2048,
+    ubatch: options.Ubatch = 512,
+    threads: options.Threads = 0,
+    kv: options.KV = "auto",
+    flash_attn: options.FlashAttn = "auto",
+    kv_type: options.KVTypeName = "f16",
+    swa_full: options.SwaFull = False,
+    gpu_layers: options.GPULayers = "auto",
+    devices: options.Devices = "all",
+    tensor_split: options.TensorSplit = "auto",
+    reserve_mib: options.ReserveMib = 512,
+    lora: options.Lora = None,
+    embed_max: options.EmbedMax = 0,
+    mmproj: options.Mmproj = "",
+    image_rows: options.ImageRows = 0,
     image_max_mpx: Annotated[
         float, typer.Option(help="Size of an image, in millions of pixels.", metavar="MPX")
     ] = 32.0,
-    image_store_mib: Annotated[
-        int, typer.Option(help="Memory for files of images, over all clients.", metavar="MIB")
-    ] = 512,
-    image_cache_mib: Annotated[
-        int, typer.Option(help="Memory for images that were encoded before.", metavar="MIB")
-    ] = 256,
+    image_store_mib: options.ImageStoreMib = 512,
+    image_cache_mib: options.ImageCacheMib = 256,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     max_connections: Annotated[int, typer.Option(help="Clients at the same time.")] = 256,
     target_itl_ms: Annotated[
         float, typer.Option(help="Gap between tokens that prompts must not push beyond.")
     ] = 100.0,
-    checkpoint_mib: Annotated[
-        int,
-        typer.Option(
-            help="Memory for going back in models with sliding windows or a recurrent state.",
-            metavar="MIB",
-        ),
-    ] = 256,
+    checkpoint_mib: options.CheckpointMib = 256,
     drain: Annotated[
         float, typer.Option(help="Seconds for running requests when told to stop.", metavar="S")
     ] = 30.0,
@@ -130,26 +75,31 @@ def serve(
     70 internal error, 71 out of memory, 78 a setting is wrong.
     """
     config = Config(
-        EngineConfig(
-            model=model if engine == "reference" else resolve_model(model),
+        options.engine_config(
+            model,
             engine=engine,
-            n_slots=slots,
-            n_ctx=ctx,
-            n_cells=ctx_total,
-            n_batch=batch,
-            n_ubatch=min(ubatch, batch),  # so that a small --batch is enough to say
-            n_threads=threads,
+            slots=slots,
+            ctx=ctx,
+            ctx_total=ctx_total,
+            batch=batch,
+            ubatch=ubatch,
+            threads=threads,
             kv=kv,
             flash_attn=flash_attn,
             kv_type=kv_type,
             swa_full=swa_full,
-            adapters=tuple(map(_adapter, lora or ())),
-            n_embed=embed_max,
-            mmproj=resolve_model(mmproj),
-            n_image_rows=image_rows,
+            lora=lora,
+            embed_max=embed_max,
+            mmproj=mmproj,
+            image_rows=image_rows,
+            gpu_layers=gpu_layers,
+            devices=devices,
+            tensor_split=tensor_split,
+            reserve_mib=reserve_mib,
         ),
         socket_path=socket,
         inherited_fd=fd,
+        parent_fd=parent_fd,
         max_queue=max_queue,
         max_connections=max_connections,
         target_itl_ms=target_itl_ms,
@@ -172,19 +122,13 @@ def _pixels(mpx: float) -> int:
     return round(mpx * 1e6)
 
 
-def _adapter(argument: str) -> tuple[str, str]:
-    name, equals, path = argument.partition("=")
-    if not equals:
-        raise CommandFailed(f"--lora {argument} is not NAME=PATH", USAGE)
-    return name, path
-
-
 def _run(
     config: Config,
     log_level: str,
     log_format: Literal["auto", "console", "json"],
     async_backend: str,
 ) -> int:
+    os.environ.update(device_env(config.engine.devices))  # read when the libraries load: now
     from runnerd import supervisor  # loads the whole daemon: only once the options are right
     from runnerd.commands.progress import LoadBar
     from runnerd.log import configure_logging

@@ -9,7 +9,18 @@ import msgspec
 import typer
 
 from runnerd.commands.failure import UNAVAILABLE, USAGE, CommandFailed, connected, translated
+from runnerd.commands.memory_text import verdict
 from runnerd.commands.prometheus import prometheus_text
+from runnerd.commands.status_text import (
+    busy_slots,
+    error_text,
+    is_loading,
+    process_text,
+    queue_text,
+    slot_text,
+    step_text,
+)
+from runnerd.harmless import harmless_json, harmless_line
 from runnerd_protocol.messages import Status
 
 if TYPE_CHECKING:
@@ -67,7 +78,7 @@ def _show(status: Status, *, json: bool) -> None:
     if json:
         fields = msgspec.structs.asdict(status)
         del fields["request_id"], fields["last"]
-        sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
+        sys.stdout.write(harmless_json(msgspec.json.encode(fields)) + "\n")
         sys.stdout.flush()
     else:
         from runnerd.commands.output import Output
@@ -89,25 +100,36 @@ def _table(status: Status) -> "Table":
 
 def _rows(status: Status) -> list[tuple[str, str]]:
     state = status.state
-    if state in ("starting", "loading"):
-        return [
-            ("state", f"{state} {status.load_phase} {status.load_fraction:.0%}"),
-            ("waiting", f"{status.n_waiting} requests, at most {status.max_queue}"),
-            ("process", _process(status)),
+    rows: list[tuple[str, str]] = [("state", state)]
+    if is_loading(status):
+        loaded = f"{harmless_line(status.load_phase)} {status.load_fraction:.0%}"
+        rows = [("state", f"{state} {loaded}")]
+    if status.stalled:
+        rows.append(("stalled", harmless_line(status.stalled)))
+    if error := error_text(status):
+        rows.append(("error", error))
+    if status.memory is not None:
+        rows.append(("memory", "\n".join(verdict(status.memory))))
+    if not is_loading(status):
+        n_busy = status.n_slots - status.n_slots_free
+        rows += [
+            ("model", harmless_line(status.model)),
+            ("slots", f"{n_busy} of {status.n_slots} busy, {status.n_ctx} tokens each"),
         ]
-    step = f"{status.step_ms:.1f} ms the last one, {status.n_steps} so far"
-    if status.step_age_s:
-        step += f", {status.step_age_s:.1f} s into what runs now"
-    n_busy = status.n_slots - status.n_slots_free
+        rows += [(f"slot {slot.slot_id}", slot_text(slot)) for slot in busy_slots(status)]
+    rows.append(("waiting", queue_text(status)))
+    if not is_loading(status):
+        rows += _figures(status)
+    rows.append(("process", process_text(status)))
+    return rows
+
+
+def _figures(status: Status) -> list[tuple[str, str]]:
     return [
-        ("state", state),
-        ("model", status.model),
-        ("slots", f"{n_busy} of {status.n_slots} busy, {status.n_ctx} tokens each"),
-        ("waiting", f"{status.n_waiting} requests, at most {status.max_queue}"),
         ("connections", str(status.n_connections)),
         ("KV cache", f"{status.n_cells_used} of {status.n_cells} cells used"),
         ("speed", f"{status.tokens_per_s:.1f} tokens/s generated"),
-        ("steps", step),
+        ("steps", step_text(status)),
         (
             "requests",
             f"{status.n_requests}, {status.n_failed} failed, {status.n_cancelled} cancelled,"
@@ -125,14 +147,4 @@ def _rows(status: Status) -> list[tuple[str, str]]:
             f" {status.image_cache_bytes / 2**20:.0f} MiB kept,"
             f" {status.image_store_bytes / 2**20:.0f} MiB of files",
         ),
-        ("process", _process(status)),
     ]
-
-
-def _process(status: Status) -> str:
-    minutes, seconds = divmod(int(status.uptime_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{status.pid}, up {hours}:{minutes:02}:{seconds:02},"
-        f" {status.resident_bytes / 2**20:.0f} MiB resident"
-    )

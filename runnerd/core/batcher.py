@@ -125,6 +125,10 @@ class Batcher:
         """
         return self._shelf.wanted(self.residency.running)
 
+    def awaits_media(self, sequence: Sequence) -> bool:
+        """Whether a sequence with a slot gets on no further before a medium is encoded."""
+        return sequence.follows is None and self._shelf.blocks(sequence)
+
     def offer_media(self, media_id: int, media: object) -> None:
         """Take an encoded medium; it is kept as long as a sequence is about to need it."""
         self._shelf.put(media_id, media)

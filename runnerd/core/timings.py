@@ -73,6 +73,10 @@ class Timings:
         """Return the time from arrival to the slot, or until `now`."""
         return self._until(self._started_at, now) - self._queued_at
 
+    def age_s(self, now: float) -> float:
+        """Return the time since the sequence got its slot."""
+        return now - self._until(self._started_at, now)
+
     def prefill_s(self, now: float) -> float:
         """Return the time from there to the first token, or until `now`."""
         return self._until(self._first_token_at, now) - self._until(self._started_at, now)

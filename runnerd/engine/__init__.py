@@ -1,6 +1,7 @@
 """Engines: what loads a model and runs steps."""
 
 from runnerd.engine.base import Engine, EngineConfig, LoadProgress
+from runnerd.engine.memory_plan import MemoryPlan
 
 
 def open_engine(config: EngineConfig, progress: LoadProgress) -> Engine:
@@ -17,3 +18,22 @@ def open_engine(config: EngineConfig, progress: LoadProgress) -> Engine:
     from runnerd.engine.llama.load import load_llama  # 0.4 s, and optional
 
     return load_llama(config, progress)
+
+
+def plan_engine(config: EngineConfig) -> MemoryPlan:
+    """Plan what the engine that the configuration names would take of memory.
+
+    Nothing big is allocated. The process is left with what the engine's libraries load.
+
+    Raises:
+        LoadError: it could not be loaded.
+        ConfigError: its options make no sense.
+    """
+    if config.engine == "reference":
+        from runnerd.engine.reference import parse_options
+        from runnerd.engine.reference.plan import plan_reference
+
+        return plan_reference(config, parse_options(config.model))
+    from runnerd.engine.llama.plan import plan_llama
+
+    return plan_llama(config)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from runnerd.core.batch import (
 )
 from runnerd.core.prompt import Part, Prompt
 from runnerd.errors import DecodeAborted, EngineFailed, NoKVSlot
+
+if TYPE_CHECKING:  # it imports this module
+    from runnerd.engine.memory_plan import MemoryPlan
 
 Vectors = npt.NDArray[np.float32]
 
@@ -47,6 +50,10 @@ class EngineConfig:
     `n_image_rows`: an image is made smaller until it has about so many (a long one may have some
     more), where the projector takes images of any size; 0: as it was trained, and at most half of
     the context.
+    `n_gpu_layers`: layers on devices, the output layer counts as one; None: as many as fit.
+    `devices`: ids of those that may be used, empty for none; None: all. `tensor_split`: the shares
+    of the devices, in their order; empty: by what is free. `reserve_bytes` are left free on each
+    but main memory.
     """
 
     model: str
@@ -65,6 +72,10 @@ class EngineConfig:
     n_embed: int = 0
     mmproj: str = ""
     n_image_rows: int = 0
+    n_gpu_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    tensor_split: tuple[float, ...] = ()
+    reserve_bytes: int = 512 * 2**20
 
 
 Pooling = Literal["model", "mean", "cls", "last"]
@@ -183,6 +194,11 @@ class Engine(Tokenizer, Protocol):
     @property
     def model(self) -> ModelInfo:
         """What is loaded."""
+        ...
+
+    @property
+    def memory(self) -> "MemoryPlan":
+        """What of memory the load has taken, by layer and by device."""
         ...
 
     def constrain(self, kind: ConstraintKind, text: str) -> object:

@@ -18,10 +18,10 @@ def endless(n_more: int = 1) -> Batcher:
     return batcher
 
 
-def n_steps_until_the_end(batcher: Batcher, seq_id: int, n_most: int) -> int:
-    for number in range(n_most):
+def check_end_within(batcher: Batcher, seq_id: int, n_most: int) -> None:
+    for _ in range(n_most):
         if seq_id not in batcher.seq_ids:
-            return number
+            return
         run_step(batcher)
     raise AssertionError(f"sequence {seq_id} is still there after {n_most} steps")
 
@@ -30,7 +30,7 @@ def test_a_suspended_sequence_gets_on_although_nobody_ends() -> None:
     batcher = endless()
     prompt = [700 + n for n in range(300)]
     batcher.submit(make_sequence(3, prompt, limits=batcher.limits, max_tokens=200))
-    n_steps_until_the_end(batcher, 3, 5000)
+    check_end_within(batcher, 3, 5000)
     assert batcher.seq_ids == (1, 2)
 
 
@@ -41,7 +41,7 @@ def test_a_newcomer_is_served_although_nobody_ends(n_more: int) -> None:
         run_step(batcher)
     newcomer = make_sequence(9, range(900, 910), limits=batcher.limits, max_tokens=5)
     batcher.submit(newcomer)
-    n_steps_until_the_end(batcher, 9, (PATIENCE + 2) * 512)
+    check_end_within(batcher, 9, (PATIENCE + 2) * 512)
 
 
 def test_a_suspended_sequence_asks_for_cells_to_go_on_with_and_for_fewer_each_time() -> None:

@@ -185,8 +185,8 @@ class Machine:
         """Assert the invariants."""
         self.residency.check()
 
-    def finish(self) -> None:
-        """Run until everybody has come to an end."""
+    def check_all_end(self) -> None:
+        """Assert that everybody comes to an end."""
         rng = Random(0)
         for n in range(400):
             for sequence in list(self.residency.running):
@@ -268,7 +268,7 @@ def test_what_an_engine_would_hold_is_right_whatever_happens(
         limits = make_kind(rng, window, can_rewind=can_rewind, is_unified=is_unified)
         machine = Machine(limits)
         soak(machine, rng, 120)
-        machine.finish()
+        machine.check_all_end()
 
 
 options = st.builds(some_options, st.builds(Random, seeds))
@@ -331,7 +331,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.made is not None:
-            self.made.finish()
+            self.made.check_all_end()
 
 
 TestResidencyMachine = ResidencyMachine.TestCase

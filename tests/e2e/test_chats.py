@@ -19,7 +19,7 @@ def said(role: str, content: str) -> dict[str, object]:
     return {"role": role, "content": content}
 
 
-async def converse(client: Client, n_turns: int, system: str) -> None:
+async def check_turns(client: Client, n_turns: int, system: str) -> None:
     """Hold a conversation; assert that every turn reuses nearly all that was before it."""
     messages: Messages = [said("system", system)]
     n_before = 0
@@ -41,7 +41,7 @@ async def converse(client: Client, n_turns: int, system: str) -> None:
 @pytest.mark.parametrize("options", [MODEL, f"{MODEL},window=24", f"{MODEL},recurrent=1"])
 async def test_each_turn_costs_what_is_new_in_it(options: str) -> None:
     async with running_daemon(options, n_ctx=2048) as daemon, connect(daemon.path) as client:
-        await converse(client, 4, "You are a careful clerk who answers in full. " * 4)
+        await check_turns(client, 4, "You are a careful clerk who answers in full. " * 4)
 
 
 async def test_conversations_with_one_system_text_share_it() -> None:
@@ -83,7 +83,7 @@ async def test_a_chat_takes_every_option_of_a_completion() -> None:
 @pytest.mark.llama
 async def test_each_turn_of_a_real_model_costs_what_is_new_in_it(smollm2: DaemonProcess) -> None:
     async with connect(smollm2.path) as client:
-        await converse(client, 3, "You are a helpful clerk. ")
+        await check_turns(client, 3, "You are a helpful clerk. ")
 
 
 @pytest.mark.llama

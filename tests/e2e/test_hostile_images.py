@@ -25,7 +25,7 @@ from runnerd_protocol.messages import (
     TextPart,
 )
 from tests.daemon import PATIENCE_S, Daemon, RawClient, raw_client, running_daemon
-from tests.holding import held, holds_nothing
+from tests.holding import check_holds_nothing, held
 from tests.media.drawn import drawn
 from tests.media.encode_engine import EncodeEngine
 from tests.media.image_files import png
@@ -111,7 +111,7 @@ async def test_what_is_no_image_is_told_at_once_and_harms_nobody() -> None:
                     assert said.details["limit"]
                     took_s.append(elapsed_s)
                 assert min(took_s) < 0.5, name
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_an_image_of_any_shape_is_answered_soon_and_harms_nobody() -> None:
@@ -121,7 +121,7 @@ async def test_an_image_of_any_shape_is_answered_soon_and_harms_nobody() -> None
                 said, took_s = await answer(client, about(1, data))
                 assert isinstance(said, Finished), name
                 assert took_s < 5.0, name
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_fifty_bombs_at_once_are_all_told_and_leave_nothing() -> None:
@@ -135,7 +135,7 @@ async def test_fifty_bombs_at_once_are_all_told_and_leave_nothing() -> None:
                 assert {each.code for each in failed} == {"invalid_media"}
                 assert {each.request_id for each in failed} == set(range(5))
         assert daemon.runner.pictures.n_decoded == 0
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_large_files_in_flight_are_bounded_and_the_rest_is_refused_by_name() -> None:
@@ -165,7 +165,7 @@ async def test_large_files_in_flight_are_bounded_and_the_rest_is_refused_by_name
                 assert said.details["n_bytes_limit"] == images.store_bytes
             engine.open()
         assert sum(isinstance(said, Finished) for said in answers) == 2
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_clients_that_break_off_anywhere_in_an_upload_leave_nothing() -> None:
@@ -176,7 +176,7 @@ async def test_clients_that_break_off_anywhere_in_an_upload_leave_nothing() -> N
                 async with raw_client(daemon) as client:
                     await client.send(frame[:n_sent])
         await daemon.until(lambda: daemon.server.n_connections == 0)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_clients_that_answer_no_question_as_they_should_harm_nobody() -> None:
@@ -204,4 +204,4 @@ async def test_clients_that_answer_no_question_as_they_should_harm_nobody() -> N
                 with anyio.fail_after(PATIENCE_S):
                     said, _ = await answer(client, about(2, PICTURE))
                 assert isinstance(said, Finished)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)

@@ -61,7 +61,7 @@ async def test_whoever_leaves_amid_its_prompt_stops_the_step_and_spoils_nothing(
     ):
         await client.send(Generate(1, PROMPT, max_tokens=8, temperature=0.0))
         await client.receive_a(Accepted)
-        await daemon.until(lambda: daemon.runner.step.age_s > 0)
+        await daemon.until(lambda: daemon.runner.watches.step.age_s > 0)
         left_at = monotonic()
         await leave(client)
         if leave is by_cancel:

@@ -29,7 +29,7 @@ def special(text: str) -> list[Part]:
     return [TextPart(text, special=True)]
 
 
-async def equals_a_cold_run(daemon: Daemon, client: Client, prompt: Prompt) -> Answer:
+async def check_equals_a_cold_run(daemon: Daemon, client: Client, prompt: Prompt) -> Answer:
     """Ask, and ask again where nothing is cached; return the first answer."""
     answer = await ask(client, prompt, **FEW)
     alone = await cold(daemon.path, prompt, **FEW)
@@ -48,15 +48,15 @@ async def test_a_prompt_again_in_every_form_says_what_it_says_cold(options: str,
         connect(daemon.path) as client,
     ):
         for _ in range(5):
-            answer = await equals_a_cold_run(daemon, client, text)
-        await equals_a_cold_run(daemon, client, text[:40])
+            answer = await check_equals_a_cold_run(daemon, client, text)
+        await check_equals_a_cold_run(daemon, client, text[:40])
         with_reply: list[Part] = [TextPart(text), TokensPart(answer.tokens)]
-        await equals_a_cold_run(daemon, client, with_reply)
-        await equals_a_cold_run(daemon, client, [*with_reply, TextPart(" And so on.")])
-        await equals_a_cold_run(daemon, client, "x")
-        await equals_a_cold_run(daemon, client, "")
+        await check_equals_a_cold_run(daemon, client, with_reply)
+        await check_equals_a_cold_run(daemon, client, [*with_reply, TextPart(" And so on.")])
+        await check_equals_a_cold_run(daemon, client, "x")
+        await check_equals_a_cold_run(daemon, client, "")
         for _ in range(2):
-            await equals_a_cold_run(daemon, client, special(f"{text}<image:9:red>"))
+            await check_equals_a_cold_run(daemon, client, special(f"{text}<image:9:red>"))
         await daemon.has_all_slots()
 
 
@@ -86,7 +86,7 @@ async def test_a_second_turn_reuses_most_of_the_first(options: str) -> None:
         talk: list[Part] = turn("Tell me about the weather in as many words as you like. " * 4)
         n_before = 0
         for n_turn in range(4):
-            answer = await equals_a_cold_run(daemon, client, talk)
+            answer = await check_equals_a_cold_run(daemon, client, talk)
             if n_turn:
                 assert answer.finished.n_cached >= 0.9 * n_before
             n_before = answer.finished.n_prompt
@@ -192,7 +192,7 @@ async def test_a_prefix_is_found_while_another_request_still_runs_on_it(kv: Kv) 
             assert running.finished is None
             done = await running.completion()
         assert done.finished.n_generated == 300
-        await equals_a_cold_run(daemon, client, f"{text}Who are you?")
+        await check_equals_a_cold_run(daemon, client, f"{text}Who are you?")
 
 
 @pytest.mark.parametrize("kv", KV)

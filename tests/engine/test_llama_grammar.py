@@ -258,15 +258,15 @@ BAD_SCHEMAS = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_grammar_is_refused_at_once_with_the_place(words: Words, case: str) -> None:
-    refused_soon(words, "grammar", *BAD[case])
+    check_refused_soon(words, "grammar", *BAD[case])
 
 
 @pytest.mark.parametrize("case", BAD_SCHEMAS)
 def test_a_bad_schema_is_refused_at_once_with_the_place(words: Words, case: str) -> None:
-    refused_soon(words, "json_schema", *BAD_SCHEMAS[case])
+    check_refused_soon(words, "json_schema", *BAD_SCHEMAS[case])
 
 
-def refused_soon(words: Words, kind: ConstraintKind, text: str, says: str) -> None:
+def check_refused_soon(words: Words, kind: ConstraintKind, text: str, says: str) -> None:
     before, began_at = psutil.Process().memory_info().rss, process_time()
     with pytest.raises(BadGrammar, match=re.escape(says)):
         words.constraint(text, kind)

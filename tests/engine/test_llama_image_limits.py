@@ -16,12 +16,13 @@ from loadtest.projector import Shape, make_projector
 from runnerd.core.prompt import ImagePart
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, Pixels
-from runnerd.engine.llama.context import is_of_memory
 from runnerd.engine.llama.encoding import encode_chunks
 from runnerd.engine.llama.gguf import read_gguf
-from runnerd.engine.llama.model import Phases, load_model
+from runnerd.engine.llama.library import is_of_memory
+from runnerd.engine.llama.model import load_model
 from runnerd.engine.llama.mtmd import IMAGE, chunks_of
 from runnerd.engine.llama.mtmd import lib as mtmd
+from runnerd.engine.llama.phases import Phases
 from runnerd.engine.llama.projector import Projector, load_projector
 from runnerd.engine.llama.worst_image import try_worst_image
 from runnerd.errors import BadModel, ConfigError, EngineFailed, InvalidMedia, LoadCancelled

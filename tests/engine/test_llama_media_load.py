@@ -20,7 +20,7 @@ from runnerd.core.prompt import ImagePart, TextPart
 from runnerd.engine import open_engine
 from runnerd.engine.base import Engine, EngineConfig, Pixels
 from runnerd.engine.llama.engine import LlamaEngine
-from runnerd.engine.llama.load import blamed
+from runnerd.engine.llama.fitting_projector import blamed
 from runnerd.engine.llama.mmproj import check_mmproj
 from runnerd.engine.llama.projector import Projector
 from runnerd.errors import (

@@ -1,5 +1,4 @@
 import os
-import re
 from typing import Literal
 
 import pytest
@@ -142,19 +141,6 @@ def test_a_cache_larger_than_memory_is_refused_with_both_sizes() -> None:
         check_kv_cache(plan_shape(config(), wide), wide)
 
 
-@pytest.mark.parametrize("kv", ["split", "unified"])
-def test_the_context_named_for_a_cache_larger_than_memory_does_fit(
-    kv: Literal["split", "unified"],
-) -> None:
-    long = header(n_ctx_train=2**30, n_embd=4096)
-    with pytest.raises(OutOfMemory) as caught:
-        check_kv_cache(plan_shape(config(n_ctx=2**30 - 1, kv=kv), long), long)
-    named = re.search(r"a ctx of (\d+) would fit", str(caught.value))
-    assert named is not None
-    n_ctx = int(named[1]) * 3 // 4  # others may take memory meanwhile
-    check_kv_cache(plan_shape(config(n_ctx=n_ctx, kv=kv), long), long)
-
-
 def test_a_cache_that_fits_is_not_refused() -> None:
     check_kv_cache(plan_shape(config(), header()), header())
 
@@ -196,7 +182,7 @@ def test_a_model_that_does_not_say_which_layers_keep_states_is_not_estimated() -
 
 def test_states_larger_than_memory_are_refused() -> None:
     toy = recurrent(ssm__inner_size=1 << 30, ssm__state_size=1 << 10)
-    with pytest.raises(OutOfMemory, match=r"4 slots of 512 take \d+ bytes.*use fewer slots"):
+    with pytest.raises(OutOfMemory, match=r"4 slots of 512 take \d+ bytes"):
         check_kv_cache(plan_shape(config(), toy), toy)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import anyio
 import pytest
 
+from runnerd.condition import image_cache_bytes
 from runnerd.config import ImageLimits
 from runnerd.media.encoding import AT_ONCE_S, IMAGES_AT_ONCE, PIXELS_AT_ONCE
 from tests.daemon import running_daemon
@@ -60,7 +61,7 @@ async def test_an_image_that_was_encoded_before_is_not_again() -> None:
         for text in ("one", "two", "three"):
             assert (await answer(daemon, text, 1)).ending == "length"
         assert engine.encodes == [[1]]
-        assert daemon.runner.image_cache_bytes > 0
+        assert image_cache_bytes(daemon.runner) > 0
 
 
 async def test_what_is_too_large_to_be_kept_is_encoded_each_time() -> None:
@@ -69,7 +70,7 @@ async def test_what_is_too_large_to_be_kept_is_encoded_each_time() -> None:
         for text in ("one", "two"):
             assert (await answer(daemon, text, 1)).ending == "length"
         assert engine.encodes == [[1], [1]]
-        assert daemon.runner.image_cache_bytes == 0
+        assert image_cache_bytes(daemon.runner) == 0
 
 
 async def test_who_has_lost_its_cells_has_its_image_decoded_and_encoded_again() -> None:
@@ -152,6 +153,6 @@ async def test_each_gets_its_own_image_among_many_at_once() -> None:
 
 async def test_a_model_without_images_has_no_encoder() -> None:
     async with running_daemon("layers=0,images=0") as daemon:
-        assert daemon.runner._loop is not None
-        assert daemon.runner._loop.encoding is None
+        assert daemon.runner.loop is not None
+        assert daemon.runner.loop.encoding is None
         assert (await answer(daemon, "text")).ending == "length"

@@ -5,6 +5,7 @@ import pytest
 from anyio import to_thread
 
 from runnerd.client import connect
+from runnerd.condition import health, image_cache_bytes
 from runnerd.core.prompt import ImagePart
 from runnerd.errors import EngineBroken, EngineFailed
 from runnerd.media.files import Holder, Picture
@@ -124,7 +125,7 @@ async def test_what_nobody_wants_any_more_is_encoded_to_its_end_and_kept() -> No
             daemon.runner.end(one.seq_id, "cancelled")
             await one.has_ended.wait()
             engine.open()
-        await daemon.until(lambda: daemon.runner.image_cache_bytes > 0)
+        await daemon.until(lambda: image_cache_bytes(daemon.runner) > 0)
         assert (await answer(daemon, "two", 1)).ending == "length"
         assert engine.encodes == [[1]]
 
@@ -197,14 +198,14 @@ async def test_an_encode_that_takes_too_long_is_told() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, daemon, request, 1)
             with anyio.fail_after(PATIENCE_S):
-                while runner.health != "stalled":
+                while health(runner) != "stalled":
                     await runner.changed.wait()
             async with connect(daemon.path) as client:
                 assert (await client.status()).step_age_s >= 0.1
             assert (await answer(daemon, "text")).ending == "length"
             daemon.engine.faults.release()
             with anyio.fail_after(PATIENCE_S):
-                while runner.encode.is_late:
+                while runner.watches.encode.is_late:
                     await runner.changed.wait()
         assert request.ending == "length"
         assert daemon.runner.figures.encode_s >= 0.1

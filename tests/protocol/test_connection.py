@@ -22,6 +22,8 @@ from runnerd_protocol.messages import (
     Media,
     MediaPart,
     MediaWanted,
+    MemoryReport,
+    Plan,
     ProtocolError,
     Status,
     Subscribe,
@@ -33,6 +35,7 @@ from runnerd_protocol.messages import (
 from tests.protocol.builders import (
     GENERATE,
     HELLO_FRAME,
+    SMALL_MEMORY,
     STATUS_FRAME,
     answer_to,
     message_in,
@@ -191,6 +194,20 @@ def test_a_status_request_ends_by_a_status_marked_last() -> None:
         server.send(Status(77, "ready"))
     server.send(Status(77, "ready", last=True))
     assert server.active == ()
+
+
+def test_a_plan_is_answered_once_and_a_cancel_leaves_it_active_until_then() -> None:
+    client, server = open_pair()
+    plans = server.receive(client.send(Plan(1, n_ctx=64)) + client.send(Plan(2)))
+    assert plans == [Plan(1, n_ctx=64), Plan(2)]
+    assert server.receive(client.send(Cancel(2))) == [Cancel(2)]
+    assert client.active == server.active == (1, 2)
+    report, failed = MemoryReport(1, SMALL_MEMORY), Failed(2, "cancelled", "it is not wanted")
+    assert client.receive(server.send(report) + server.send(failed)) == [report, failed]
+    assert not client.active
+    assert not server.active
+    with pytest.raises(LocalProtocolError):
+        server.send(report)
 
 
 def test_a_frame_above_the_limit_ends_the_connection_after_what_came_before() -> None:

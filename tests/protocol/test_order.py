@@ -23,7 +23,9 @@ from runnerd_protocol.messages import (
     GetModel,
     GetStatus,
     MediaWanted,
+    MemoryReport,
     Model,
+    Plan,
     PromptProgress,
     Status,
     Subscribe,
@@ -31,7 +33,7 @@ from runnerd_protocol.messages import (
     Tokenize,
     Tokens,
 )
-from tests.protocol.builders import open_pair
+from tests.protocol.builders import SMALL_MEMORY, open_pair
 
 N_IDS = 3
 
@@ -46,6 +48,7 @@ def request(letter: str, request_id: int) -> ClientMessage:
         "s": GetStatus(request_id),
         "w": Subscribe(request_id),
         "m": GetModel(request_id),
+        "p": Plan(request_id),
     }
     return requests[letter]
 
@@ -66,6 +69,7 @@ def reply(letter: str, request_id: int) -> DaemonMessage:
         "S": Status(request_id, "ready"),
         "L": Status(request_id, "ready", last=True),
         "M": Model(request_id, "", 1, 1, 1),
+        "R": MemoryReport(request_id, SMALL_MEMORY),
     }
     return replies[letter]
 
@@ -79,6 +83,7 @@ SO_FAR = {
     "s": "[LX]?",
     "w": "S*[LX]?",
     "m": "[MX]?",
+    "p": "[RX]?",
 }
 COMPLETE = {
     "g": "X|A[WPD]*[FX]",
@@ -88,10 +93,11 @@ COMPLETE = {
     "s": "[LX]",
     "w": "S*[LX]",
     "m": "[MX]",
+    "p": "[RX]",
 }
 
 steps = st.lists(
-    st.tuples(st.sampled_from("gekdswm" * 2 + "AWPDDFXVEKTSSLM"), st.integers(0, N_IDS - 1)),
+    st.tuples(st.sampled_from("gekdswmp" * 2 + "AWPDDFXVEKTSSLMR"), st.integers(0, N_IDS - 1)),
     max_size=40,
 )
 

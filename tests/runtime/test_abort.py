@@ -41,7 +41,7 @@ async def test_a_cancel_ends_a_step_that_would_take_long() -> None:
         with anyio.fail_after(10):
             await client.send(Cancel(1))
             assert (await client.receive_a(Finished, 1)).reason == "cancelled"
-        await daemon.until(lambda: daemon.runner.step.age_s == 0)
+        await daemon.until(lambda: daemon.runner.watches.step.age_s == 0)
 
 
 async def test_others_in_a_step_that_was_stopped_say_what_they_say_alone() -> None:

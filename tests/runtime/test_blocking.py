@@ -53,6 +53,13 @@ def test_the_model_and_the_status_are_told(client: BlockingClient) -> None:
     assert client.status().state == "ready"
 
 
+def test_memory_is_told_as_loaded_and_planned_with_other_sizes(client: BlockingClient) -> None:
+    loaded = client.plan()
+    assert loaded.model == "reference"
+    planned = client.plan(n_ctx=64, n_slots=loaded.n_slots + 1, kv_type="f16", n_gpu_layers=0)
+    assert (planned.n_ctx, planned.n_slots) == (64, loaded.n_slots + 1)
+
+
 def test_progress_is_told_in_the_thread_that_reads(client: BlockingClient) -> None:
     told: list[tuple[int, str]] = []
 

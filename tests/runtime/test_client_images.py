@@ -51,7 +51,7 @@ async def test_texts_images_and_files_become_parts_in_their_order(tmp_path: Path
     heard: list[Part] = []
 
     async def talk(peer: Peer) -> None:
-        heard.extend(await peer.hear_parts())
+        heard.extend(await peer.expect_parts())
 
     parts: list[PromptPart] = ["x", b"a cat", path, TokensPart([5]), TextPart("<s>", special=True)]
     async with scripted(talking(talk)) as where, connect(where) as client:
@@ -63,7 +63,7 @@ async def test_a_prompt_may_hold_images_as_well_as_parts_may() -> None:
     heard: list[Part] = []
 
     async def talk(peer: Peer) -> None:
-        heard.extend(await peer.hear_parts())
+        heard.extend(await peer.expect_parts())
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         await client.complete([TextPart("x"), MediaPart(b"a cat")])
@@ -82,7 +82,7 @@ async def test_a_prompt_may_hold_images_as_well_as_parts_may() -> None:
 )
 async def test_what_is_no_prompt_is_a_type_error(given: dict[str, object], words: str) -> None:
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(GetStatus)
+        asked = await peer.expect(GetStatus)
         await peer.say(Status(asked.request_id, "ready", last=True))
 
     async with scripted(talking(talk)) as path, connect(path) as client:
@@ -96,7 +96,7 @@ async def test_a_file_that_cannot_be_sent_is_named_before_anything_is(tmp_path: 
     large.write_bytes(bytes(MIB))
 
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(GetStatus)  # the first that it hears
+        asked = await peer.expect(GetStatus)  # the first that it hears
         await peer.say(Status(asked.request_id, "ready", last=True))
 
     async with scripted(talking(talk, SMALL_FRAMES)) as path, connect(path) as client:
@@ -127,7 +127,7 @@ async def test_an_image_that_was_sent_goes_by_its_hash() -> None:
 
     async def talk(peer: Peer) -> None:
         for _ in range(3):
-            heard.append(await peer.hear_parts())
+            heard.append(await peer.expect_parts())
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         await client.complete(parts=[b"a cat"])
@@ -144,7 +144,7 @@ async def test_an_image_goes_along_once_in_a_request() -> None:
     heard: list[Part] = []
 
     async def talk(peer: Peer) -> None:
-        heard.extend(await peer.hear_parts())
+        heard.extend(await peer.expect_parts())
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         await client.complete(parts=[b"a cat", "or", b"a cat"])
@@ -155,7 +155,7 @@ async def test_every_connection_sends_for_itself() -> None:
     heard: list[list[Part]] = []
 
     async def talk(peer: Peer) -> None:
-        heard.append(await peer.hear_parts())
+        heard.append(await peer.expect_parts())
 
     async with scripted(talking(talk)) as path:
         for _ in range(2):
@@ -172,12 +172,12 @@ async def test_large_files_follow_one_by_one(text: str, n_bytes: int) -> None:
     heard: dict[bytes, bytes] = {}
 
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
+        asked = await peer.expect(Generate)
         assert asked.prompt == [TextPart(text), *map(by_hash, images)]
         wanted = MediaWanted(asked.request_id, [digest(image) for image in images])
         await peer.say(Accepted(asked.request_id), wanted)
         for _ in images:
-            media = await peer.hear(Media)
+            media = await peer.expect(Media)
             assert media.request_id == asked.request_id
             heard[digest(media.data)] = media.data
         await peer.end(asked.request_id)
@@ -190,7 +190,7 @@ async def test_large_files_follow_one_by_one(text: str, n_bytes: int) -> None:
 
 async def test_a_text_that_no_frame_holds_is_refused_with_images_too() -> None:
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(GetStatus)
+        asked = await peer.expect(GetStatus)
         await peer.say(Status(asked.request_id, "ready", last=True))
 
     async with scripted(talking(talk, SMALL_FRAMES)) as path, connect(path) as client:
@@ -204,12 +204,12 @@ async def test_a_text_that_no_frame_holds_is_refused_with_images_too() -> None:
 
 async def test_an_image_that_the_daemon_has_thrown_out_is_sent_again() -> None:
     async def talk(peer: Peer) -> None:
-        await peer.hear_parts()
-        asked = await peer.hear(Generate)
+        await peer.expect_parts()
+        asked = await peer.expect(Generate)
         assert asked.prompt == [by_hash(b"a cat")]
         wanted = MediaWanted(asked.request_id, [digest(b"a cat")])
         await peer.say(Accepted(asked.request_id), wanted)
-        assert await peer.hear(Media) == Media(asked.request_id, b"a cat")
+        assert await peer.expect(Media) == Media(asked.request_id, b"a cat")
         await peer.end(asked.request_id)
 
     async with scripted(talking(talk)) as path, connect(path) as client:
@@ -221,10 +221,10 @@ async def test_files_are_sent_though_nobody_reads_the_stream() -> None:
     has_come = anyio.Event()
 
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
+        asked = await peer.expect(Generate)
         wanted = MediaWanted(asked.request_id, [digest(b"a cat")])
         await peer.say(Accepted(asked.request_id), wanted)
-        await peer.hear(Media)
+        await peer.expect(Media)
         has_come.set()
         await peer.end(asked.request_id)
 
@@ -237,12 +237,12 @@ async def test_files_are_sent_though_nobody_reads_the_stream() -> None:
 
 async def test_a_file_that_is_not_here_ends_the_request_and_says_so() -> None:
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
+        asked = await peer.expect(Generate)
         wanted = MediaWanted(asked.request_id, [digest(b"a cat"), digest(b"a dog")])
         await peer.say(Accepted(asked.request_id), wanted)
-        assert (await peer.hear(Cancel)).request_id == asked.request_id
+        assert (await peer.expect(Cancel)).request_id == asked.request_id
         await peer.end(asked.request_id)
-        await peer.hear_parts()
+        await peer.expect_parts()
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         with pytest.raises(CannotSend, match=f"nothing but its SHA-256 .*{digest(b'a dog').hex()}"):
@@ -255,15 +255,15 @@ async def test_a_request_that_was_left_sends_no_more_files() -> None:
     is_wanted, is_left = anyio.Event(), anyio.Event()
 
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
+        asked = await peer.expect(Generate)
         wanted = MediaWanted(asked.request_id, [digest(image) for image in images])
         await peer.say(Accepted(asked.request_id), wanted)
         is_wanted.set()
         await is_left.wait()
-        await peer.hear(Media)  # it was begun
-        await peer.hear(Cancel)
+        await peer.expect(Media)  # it was begun
+        await peer.expect(Cancel)
         await peer.end(asked.request_id)
-        await peer.hear_parts()
+        await peer.expect_parts()
 
     async with scripted(talking(talk, SMALL_FRAMES)) as path, connect(path) as client:
         async with AsyncExitStack() as stack:
@@ -278,16 +278,16 @@ async def test_who_gives_up_while_a_file_is_sent_loses_nothing_else() -> None:
     is_wanted, is_given_up = anyio.Event(), anyio.Event()
 
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
+        asked = await peer.expect(Generate)
         await peer.say(
             Accepted(asked.request_id), MediaWanted(asked.request_id, [digest(bytes(MIB // 2))])
         )
         is_wanted.set()
         await is_given_up.wait()
-        await peer.hear(Media)  # whole
-        await peer.hear(Cancel)
+        await peer.expect(Media)  # whole
+        await peer.expect(Cancel)
         await peer.end(asked.request_id)
-        await peer.hear_parts()
+        await peer.expect_parts()
 
     async with scripted(talking(talk, SMALL_FRAMES)) as path, connect(path) as client:
         async with anyio.create_task_group() as tasks:
@@ -301,11 +301,11 @@ async def test_who_gives_up_while_a_file_is_sent_loses_nothing_else() -> None:
 
 async def test_files_of_several_requests_do_not_wait_for_their_ends() -> None:
     async def talk(peer: Peer) -> None:
-        ids = [(await peer.hear(Generate)).request_id for _ in range(2)]
+        ids = [(await peer.expect(Generate)).request_id for _ in range(2)]
         for request_id, image in zip(ids, (b"a cat", b"a dog"), strict=True):
             wanted = MediaWanted(request_id, [digest(image)])
             await peer.say(Accepted(request_id), wanted)
-        heard = [await peer.hear(Media) for _ in ids]
+        heard = [await peer.expect(Media) for _ in ids]
         assert [media.data for media in heard] == [b"a cat", b"a dog"]
         for request_id in ids:
             await peer.end(request_id)
@@ -319,11 +319,11 @@ async def test_files_of_several_requests_do_not_wait_for_their_ends() -> None:
 
 async def test_a_wish_that_crosses_the_cancel_is_ignored() -> None:
     async def talk(peer: Peer) -> None:
-        asked = await peer.hear(Generate)
-        await peer.hear(Cancel)
+        asked = await peer.expect(Generate)
+        await peer.expect(Cancel)
         wanted = MediaWanted(asked.request_id, [digest(b"a cat")])
         await peer.end(asked.request_id, Accepted(asked.request_id), wanted)
-        await peer.hear_parts()
+        await peer.expect_parts()
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         async with client.generate(parts=[b"a cat"]):
@@ -336,7 +336,7 @@ async def test_the_path_of_a_pipe_can_be_given_up(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     async def talk(peer: Peer) -> None:
-        await peer.hear_parts()
+        await peer.expect_parts()
 
     async with scripted(talking(talk)) as path, connect(path) as client:
         with anyio.move_on_after(0.05) as scope:

@@ -152,3 +152,39 @@ def test_an_inherited_descriptor_must_be_an_open_socket() -> None:
         check_config(replace(GOOD, inherited_fd=closed))
     with Path(os.devnull).open() as file, pytest.raises(ConfigError, match="is not a socket"):
         check_config(replace(GOOD, inherited_fd=file.fileno()))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpu-layers -1", EngineConfig("", n_gpu_layers=-1)),
+        ("gpu-layers 65537", EngineConfig("", n_gpu_layers=2**16 + 1)),
+        ("gpu-layers 3 with no devices", EngineConfig("", n_gpu_layers=3, devices=())),
+        ("gpu-layers 3 with no devices", EngineConfig("", n_gpu_layers=3, devices=("cpu",))),
+        ("reserve-mib -1", EngineConfig("", reserve_bytes=-(2**20))),
+        ("tensor-split -1", EngineConfig("", tensor_split=(2.0, -1.0))),
+        ("tensor-split nan", EngineConfig("", tensor_split=(NAN,))),
+        ("tensor-split gives no device", EngineConfig("", tensor_split=(0.0, 0.0))),
+        ("2 shares for 1 devices", EngineConfig("", tensor_split=(1.0, 1.0), devices=("a",))),
+        ("device id ''", EngineConfig("", devices=("a", ""))),
+        ("device id ' '", EngineConfig("", devices=(" ",))),
+        ("device id 'a\\\\n'", EngineConfig("", devices=("a\n",))),
+        ("device id 'a' is given more", EngineConfig("", devices=("a", "b", "a"))),
+    ],
+)
+def test_what_no_device_could_satisfy_is_named(name: str, changes: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match=name):
+        check_config(replace(GOOD, engine=changes))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        EngineConfig("", n_gpu_layers=0, devices=()),
+        EngineConfig("", n_gpu_layers=999),
+        EngineConfig("", devices=("0000:01:00.0", "CUDA1"), tensor_split=(3.0, 0.0)),
+        EngineConfig("", reserve_bytes=0),
+    ],
+)
+def test_what_some_device_could_satisfy_is_good(engine: EngineConfig) -> None:
+    check_config(replace(GOOD, engine=engine))

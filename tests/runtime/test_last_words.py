@@ -81,3 +81,19 @@ async def test_that_the_log_was_cut_off_is_no_cause() -> None:
     assert (await heard(b"GGML_ASSERT(n > 0) failed\n", line)).summary() == (
         "GGML_ASSERT(n > 0) failed"
     )
+
+
+async def test_the_check_that_has_failed_is_found_among_what_comes_after_it() -> None:
+    native = logged("error", "native.line", text="/src/ggml.c:12: GGML_ASSERT(n > 0) failed")
+    words = await heard(native, logged("error", "native.line", text="error: and more"))
+    assert words.assertion() == "/src/ggml.c:12: GGML_ASSERT(n > 0) failed"
+    assert (await heard(b"ggml-cpu.cpp:7: fatal error\n")).assertion() == (
+        "ggml-cpu.cpp:7: fatal error"
+    )
+    assert (await heard(b"all is well\n")).assertion() == ""
+
+
+async def test_a_failed_check_of_llama_cpp_is_told_with_its_file_and_line_alone() -> None:
+    text = "/tmp/wheel-1/vendor/llama.cpp/ggml/src/ggml.c:12: GGML_ASSERT(n > 0) failed"
+    words = await heard(f"{text}\n".encode())
+    assert words.assertion() == "llama.cpp/ggml/src/ggml.c:12: GGML_ASSERT(n > 0) failed"

@@ -3,16 +3,18 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
-from runnerd import launcher
+from runnerd import child_process
 from runnerd.client import RequestFailed
-from runnerd.launcher import Child, ChildDied, StartFailed, describe_exit, launch
+from runnerd.launcher import ChildDied, Runner, StartFailed, launch
 from runnerd_protocol.messages import Status
 from tests.processes import Family
 
@@ -24,14 +26,14 @@ asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 def launch_reference(
     model: str = "layers=0", *, slots: int = 2, options: Sequence[str] = ()
-) -> AbstractAsyncContextManager[Child]:
+) -> AbstractAsyncContextManager[Runner]:
     return launch(model, slots=slots, options=["--engine=reference", *options])
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "END_S", 0.2)
-    monkeypatch.setattr(launcher, "TERM_S", 0.2)
+    monkeypatch.setattr(child_process, "END_S", 0.2)
+    monkeypatch.setattr(child_process, "TERM_S", 0.2)
 
 
 async def test_a_child_answers_over_the_inherited_socket() -> None:
@@ -220,24 +222,36 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         assert child.has_ended()
 
 
-@pytest.mark.parametrize(
-    ("returncode", "words"),
-    [
-        (0, "told to stop"),
-        (71, "out of memory"),
-        (99, "unknown cause"),
-        (-signal.SIGSEGV, "crashed (SIGSEGV)"),
-        (-signal.SIGKILL, "memory ran out"),
-        (-(signal.SIGRTMIN + 1), f"killed by signal {signal.SIGRTMIN + 1}"),
-    ],
-)
-def test_an_exit_status_is_put_into_words(returncode: int, words: str) -> None:
-    assert words in describe_exit(returncode)
+@asyncio_only
+async def test_a_child_gets_little_of_our_environment_and_what_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NOTIFY_SOCKET", "LISTEN_FDS", "WATCHDOG_USEC", "SOME_SECRET"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("LC_TIME", "C")
+    options = ["--engine=reference"]
+    async with launch("layers=0", options=options, env={"CUDA_VISIBLE_DEVICES": ""}) as child:
+        await child.ready()
+        given = set(psutil.Process(child.pid).environ())
+    assert {"PATH", "LC_TIME", "CUDA_VISIBLE_DEVICES"} <= given
+    assert not given & {"NOTIFY_SOCKET", "LISTEN_FDS", "WATCHDOG_USEC", "SOME_SECRET"}
 
 
-@pytest.mark.parametrize("returncode", [0, 70, -signal.SIGKILL])
-def test_an_end_that_we_have_brought_about_is_not_put_down_to_the_child(returncode: int) -> None:
-    words = describe_exit(returncode, signal.SIGTERM)
-    assert words.startswith("it did not end by itself and was sent SIGTERM (")
-    assert "internal" not in words
-    assert "memory" not in words
+@asyncio_only
+async def test_a_full_pipe_of_stderr_holds_a_child_up_and_no_longer(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    flood = "yes runnerd | head -n 100000 >&2"  # ten times what a pipe holds
+    python.write_text(f'#!/bin/sh\n{flood}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        if not lines:
+            time.sleep(0.3)  # the whole loop stands still, and the pipe fills
+        lines.append(line)
+
+    options = ["--engine=reference"]
+    async with launch("layers=0", options=options, python=str(python), on_line=keep) as child:
+        await child.ready()
+    assert lines.count("runnerd") == 100_000
+    assert "daemon.stopped" in lines[-1]

@@ -1,7 +1,5 @@
 """Files that came by their hashes: when they are asked for, and what becomes of the answers."""
 
-from hashlib import sha256
-
 import anyio
 import pytest
 
@@ -22,19 +20,15 @@ from runnerd_protocol.messages import (
     Status,
     TextPart,
 )
+from tests.about_images import BLUE, RED, hash_of
 from tests.daemon import PATIENCE_S, RawClient, raw_client, running_daemon
 from tests.engines import GatedLoad
-from tests.holding import held, holds_nothing
+from tests.holding import check_holds_nothing, held
 from tests.media.drawn import drawn
 
 pytestmark = pytest.mark.anyio
 
-RED, BLUE = drawn(1), drawn(2)
 QUICK = SessionLimits(media_timeout_s=0.2)
-
-
-def hash_of(data: bytes) -> bytes:
-    return sha256(data).digest()
 
 
 def named(request_id: int, *files: bytes, text: str = "x", **options: float) -> Generate:
@@ -58,7 +52,7 @@ async def test_each_unknown_file_is_asked_for_once_after_the_request_is_accepted
         await client.send(Media(1, BLUE), Media(1, RED))
         await client.receive_a(Finished)
         assert daemon.runner.pictures.n_images == 2
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_file_that_was_asked_for_is_known_from_then_on() -> None:
@@ -117,7 +111,7 @@ async def test_files_that_were_not_asked_for_are_ignored() -> None:
         await client.send(Media(1, RED), GetStatus(2))
         await client.receive_a(Status)
         assert (daemon.runner.pictures.n_images, daemon.runner.pictures.n_decoded) == (1, 1)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_file_that_is_no_image_fails_the_request_by_its_first_part() -> None:
@@ -128,7 +122,7 @@ async def test_a_file_that_is_no_image_fails_the_request_by_its_first_part() -> 
         failed = await client.receive_a(Failed)
         assert (failed.code, failed.details["index"]) == ("invalid_media", 1)
         assert failed.details["field"] == "prompt[1]"
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_file_that_comes_before_it_is_asked_for_is_ignored() -> None:
@@ -145,7 +139,7 @@ async def test_a_file_that_comes_before_it_is_asked_for_is_ignored() -> None:
         assert await wanted(client) == [hash_of(RED)]
         await client.send(Media(1, RED))
         await client.receive_a(Finished)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 # --- what does not come -------------------------------------------------------------------------
@@ -162,7 +156,7 @@ async def test_a_file_that_does_not_come_in_time_fails_the_request() -> None:
             "image 1: a file that was not sent within 0.2 s, expected the file"
         )
         assert failed.details["field"] == "prompt[1]"
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_frame_that_has_begun_in_time_is_waited_for() -> None:
@@ -174,7 +168,7 @@ async def test_a_frame_that_has_begun_in_time_is_waited_for() -> None:
             await client.send(bytes(frame[at : at + len(frame) // 5]))
             await anyio.sleep(QUICK.media_timeout_s / 2)
         await client.receive_a(Finished)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_files_of_other_requests_prolong_the_wait() -> None:
@@ -187,7 +181,7 @@ async def test_files_of_other_requests_prolong_the_wait() -> None:
             await anyio.sleep(QUICK.media_timeout_s / 2)
             await client.send(Media(number, data))
             await client.receive_a(Finished, number)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 @pytest.mark.parametrize("junk", [Media(999, bytes(60000)), Media(1, bytes(60000)), Cancel(77)])
@@ -246,7 +240,7 @@ async def test_the_time_in_which_the_daemon_does_not_read_does_not_count() -> No
             await anyio.sleep(2 * limits.media_timeout_s)
         for _ in range(2):
             assert (await client.receive_a(Finished)).request_id in (1, 2)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_client_that_sends_no_more_is_not_waited_for() -> None:
@@ -259,7 +253,7 @@ async def test_a_client_that_sends_no_more_is_not_waited_for() -> None:
         failed = next(answer for answer in answers if isinstance(answer, Failed))
         assert failed.details["value"] == "a file that the client cannot send any more"
         assert any(isinstance(answer, Finished) for answer in answers)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_cancel_ends_the_waiting_for_a_file() -> None:
@@ -271,7 +265,7 @@ async def test_a_cancel_ends_the_waiting_for_a_file() -> None:
         await client.send(Media(1, RED), GetStatus(2))
         await client.receive_a(Status)
         assert daemon.runner.pictures.n_images == 0
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 @pytest.mark.parametrize("n_rounds", range(0, 40, 4))
@@ -284,7 +278,7 @@ async def test_a_cancel_at_any_moment_of_an_upload_leaves_nothing_behind(n_round
             await anyio.lowlevel.checkpoint()
         await client.send(Cancel(1))
         assert (await client.receive_a(Finished)).reason in ("cancelled", "length")
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_queue_timeout_ends_the_waiting_for_a_file() -> None:
@@ -292,7 +286,7 @@ async def test_a_queue_timeout_ends_the_waiting_for_a_file() -> None:
         await client.send(named(1, RED, queue_timeout_s=0.1))
         await wanted(client)
         assert (await client.receive_a(Failed)).code == "queue_timeout"
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_client_that_goes_is_not_waited_for() -> None:
@@ -300,7 +294,7 @@ async def test_a_client_that_goes_is_not_waited_for() -> None:
         async with raw_client(daemon) as client:
             await client.send(named(1, RED))
             await wanted(client)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)
 
 
 async def test_a_daemon_that_stops_waits_for_no_files() -> None:
@@ -337,4 +331,4 @@ async def test_whoever_waits_for_a_file_holds_up_neither_its_connection_nor_othe
         await client.send(Media(2, BLUE), Media(1, RED))
         for _ in range(2):
             assert (await client.receive_a(Finished)).request_id in (1, 2)
-        await holds_nothing(daemon)
+        await check_holds_nothing(daemon)

@@ -45,7 +45,7 @@ def distinct(number: int) -> bytes:
     return LARGE + bytes([number])
 
 
-async def leaves_nothing(daemon: Daemon, before: int) -> None:
+async def check_leaves_nothing(daemon: Daemon, before: int) -> None:
     await daemon.until(lambda: not any(held(daemon).values()))
     n_bytes = tracemalloc.get_traced_memory()[0] - before
     assert n_bytes < (N_REQUESTS - 2) * N_BYTES
@@ -99,7 +99,7 @@ async def test_a_request_that_fails(daemon: Daemon, kind: str) -> None:
         for number in range(N_REQUESTS):
             await client.send(failing(kind, number))
             assert (await client.receive_a(Failed)).request_id == number
-        await leaves_nothing(daemon, before)
+        await check_leaves_nothing(daemon, before)
 
 
 @pytest.mark.usefixtures("no_gc")
@@ -112,7 +112,7 @@ async def test_a_request_that_is_cancelled_in_preparation(daemon: Daemon) -> Non
                 await daemon.until(lambda: held(daemon)["file bytes"] > 0)
                 await client.send(wire.Cancel(number))
                 await client.receive_a(Finished)
-        await leaves_nothing(daemon, before)
+        await check_leaves_nothing(daemon, before)
 
 
 @pytest.mark.usefixtures("no_gc")

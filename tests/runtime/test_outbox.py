@@ -2,16 +2,27 @@
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
-from runnerd.outbox import CROWDED_BYTES, LOGPROB_BYTES, MESSAGE_BYTES, TOKEN_BYTES, Outbox
+from runnerd.outbox import (
+    CROWDED_BYTES,
+    LINE_BYTES,
+    LOGPROB_BYTES,
+    MESSAGE_BYTES,
+    TOKEN_BYTES,
+    Outbox,
+)
 from runnerd_protocol.messages import (
     Accepted,
     Delta,
     Embeddings,
     Failed,
     Finished,
+    LayerMemory,
+    MemoryReport,
     Model,
     PromptProgress,
+    SlotStatus,
     Status,
     Text,
     TokenLogprobs,
@@ -19,6 +30,7 @@ from runnerd_protocol.messages import (
     TopLogprob,
     Welcome,
 )
+from tests.protocol.builders import SMALL_MEMORY
 
 pytestmark = pytest.mark.anyio
 
@@ -204,10 +216,18 @@ async def test_the_writer_waits_for_mail_and_for_the_bell() -> None:
             1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18),
         ),
         (Text(1, "x" * 2**18), 1 + CROWDED_BYTES // (MESSAGE_BYTES + 2**18)),
+        (
+            Status(1, "ready", last=True, slots=[SlotStatus(0, "idle")] * 256),
+            1 + CROWDED_BYTES // (MESSAGE_BYTES + 256 * LINE_BYTES),
+        ),
+        (
+            MemoryReport(1, replace(SMALL_MEMORY, layers=[LayerMemory("cpu", 1, 1)] * 255)),
+            1 + CROWDED_BYTES // (MESSAGE_BYTES + 256 * LINE_BYTES),
+        ),
     ],
 )
 async def test_a_crowd_of_answers_makes_the_reader_wait(
-    message: Failed | Tokens | Text | Embeddings | Model, n_most: int
+    message: Failed | Tokens | Text | Embeddings | Model | Status | MemoryReport, n_most: int
 ) -> None:
     outbox = Outbox(4, Watcher())
     n_read = 0

@@ -66,8 +66,8 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         assert after[0] == before[0]
         assert after[1] <= before[1]  # an idle worker thread ends after a while
         assert after[2] < before[2] + 4 * 2**20
-        assert daemon.runner._loop is not None
-        assert len(daemon.runner._loop._listeners) == 0
+        assert daemon.runner.loop is not None
+        assert len(daemon.runner.loop._audience) == 0
         await daemon.has_all_slots()
 
 

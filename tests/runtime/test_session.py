@@ -49,7 +49,7 @@ def payload(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-async def is_well(daemon: Daemon) -> None:
+async def check_is_well(daemon: Daemon) -> None:
     """Assert that a new connection is served as ever."""
     async with raw_client(daemon) as client:
         await client.send(SHORT)
@@ -186,7 +186,7 @@ async def test_whoever_asks_and_asks_without_reading_is_not_read_either() -> Non
                 await client.send(chunk)
                 n_sent += 1000
         assert n_sent < 50_000
-        await is_well(daemon)
+        await check_is_well(daemon)
 
 
 async def test_a_paused_sequence_can_be_cancelled() -> None:

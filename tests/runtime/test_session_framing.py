@@ -39,7 +39,7 @@ def payload(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-async def is_well(daemon: Daemon) -> None:
+async def check_is_well(daemon: Daemon) -> None:
     """Assert that a new connection is served as ever."""
     async with raw_client(daemon) as client:
         await client.send(SHORT)
@@ -71,7 +71,7 @@ async def test_anything_but_a_good_hello_first_is_fatal(data: bytes) -> None:
         (error,) = await client.rest()
         assert isinstance(error, ProtocolError)
         assert error.fatal
-        await is_well(daemon)
+        await check_is_well(daemon)
 
 
 @pytest.mark.parametrize("length", [4097, 2**31, 2**32 - 1])
@@ -85,7 +85,7 @@ async def test_a_giant_frame_is_refused_when_its_length_is_read(length: int) -> 
         assert isinstance(error, ProtocolError)
         assert error.code == "frame_too_large"
         assert error.details == {"declared": length, "limit": 4096}
-        await is_well(daemon)
+        await check_is_well(daemon)
 
 
 async def test_a_frame_of_just_the_limit_is_taken() -> None:

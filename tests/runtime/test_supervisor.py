@@ -64,7 +64,11 @@ def raise_signal(logger, method, event):
 
 structlog.configure(processors=[raise_signal])
 config = Config(EngineConfig("layers=0", "reference", 2), Path(sys.argv[1]))
-sys.exit(supervisor.start(config, "asyncio", list))
+exit_code = supervisor.start(config, "asyncio", list)
+if "afterwards" in sys.argv:
+    for number in supervisor.SIGNALS:
+        os.kill(os.getpid(), number)
+sys.exit(exit_code)
 """
 
 
@@ -207,7 +211,10 @@ def test_a_second_signal_ends_the_log_of_a_load_in_good_order(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("moments", ["daemon.starting", "daemon.ready daemon.stopped"])
+@pytest.mark.parametrize(
+    "moments",
+    ["daemon.starting", "daemon.ready daemon.stopped", "daemon.ready afterwards"],
+)
 def test_a_signal_at_the_very_start_or_end_leaves_no_file(tmp_path: Path, moments: str) -> None:
     command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "socket"), *moments.split()]
     done = subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE_S)

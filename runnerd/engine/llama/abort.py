@@ -6,7 +6,7 @@ or not. Only the CPU backend asks: elsewhere a pass runs to its end.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from runnerd.engine.llama.library import lib, muted
@@ -37,6 +37,27 @@ class AbortSwitch:
             yield
         finally:
             self.attach(context)
+
+    @contextmanager
+    def counting(self, context: int, n_most: int | None = None) -> Iterator[Callable[[], int]]:
+        """Count how often a context's passes ask, for a `with` block; stop them after `n_most`.
+
+        They ask after each node that there is work for. Yields what returns the count.
+        """
+        n_asked = 0
+
+        def is_enough(_user_data: int | None) -> bool:
+            nonlocal n_asked
+            n_asked += 1
+            return n_most is not None and n_asked >= n_most
+
+        callback = lib.ggml_abort_callback(is_enough)
+        with muted():  # llama.cpp takes a pass that was stopped for one that has failed
+            lib.llama_set_abort_callback(context, callback, None)
+            try:
+                yield lambda: n_asked
+            finally:
+                self.attach(context)
 
     def set(self, wanted: bool) -> None:
         """Stop the pass in progress and those to come, or let them run again."""

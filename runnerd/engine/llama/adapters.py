@@ -37,12 +37,7 @@ class LoraAdapters:
             BadModel: it is no adapter, or not one for this model.
         """
         for name, path in adapters:
-            try:
-                _check_file(path, base)
-            except ModelMissing as err:
-                raise ModelMissing(f"adapter {name}: {err}") from err
-            except BadModel as err:
-                raise BadModel(f"adapter {name}: {err}") from err
+            check_adapter(name, path, base)
             with quiet_load() as errors:
                 handle = lib.llama_adapter_lora_init(model, os.fsencode(path))
             if not handle:
@@ -65,8 +60,24 @@ class LoraAdapters:
             lib.llama_adapter_lora_free(self._handles.popitem()[1])
 
 
-def _check_file(path: str, base: GGUFHeader) -> None:
-    adapter = read_gguf(path)
+def check_adapter(name: str, path: str, base: GGUFHeader) -> GGUFHeader:
+    """Read the header of an adapter, and refuse what llama.cpp would not survive.
+
+    Raises:
+        ModelMissing: there is no readable file.
+        BadModel: it is no adapter, or not one for the model of which `base` is the file.
+    """
+    try:
+        adapter = read_gguf(path)
+        _check_file(path, adapter, base)
+    except ModelMissing as err:
+        raise ModelMissing(f"adapter {name}: {err}") from err
+    except BadModel as err:
+        raise BadModel(f"adapter {name}: {err}") from err
+    return adapter
+
+
+def _check_file(path: str, adapter: GGUFHeader, base: GGUFHeader) -> None:
     expected = {
         "general.type": "adapter",
         "adapter.type": "lora",

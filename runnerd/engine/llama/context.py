@@ -6,25 +6,30 @@ breach ends the process, is checked before a call.
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
-from runnerd.core.batch import Adapters, Limits, Span
+from runnerd.core.batch import Adapters, Span
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.abort import AbortSwitch
-from runnerd.engine.llama.library import ABORTED, NO_ROOM, check_decode, lib, muted, quiet_load
+from runnerd.engine.llama.context_params import limits_of, make_context
+from runnerd.engine.llama.library import (
+    ABORTED,
+    NO_ROOM,
+    check_decode,
+    lib,
+    muted,
+    quiet_load,
+)
 from runnerd.engine.llama.media_rows import MediaRows, past_media
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
 from runnerd.engine.llama.slots import SlotCells
-from runnerd.errors import BadModel, ConfigError, DecodeAborted, OutOfMemory
-
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
+from runnerd.errors import BadModel, DecodeAborted
 
 log = structlog.get_logger()
 
@@ -36,18 +41,21 @@ class KeepsNoCells(BadModel):
 
 
 class LlamaContext:
-    """The KV cache of a model. One call at a time; free it before the model."""
+    """The KV cache of a model. One call at a time; free it before the model.
+
+    `said` is llama.cpp's log of its making.
+    """
 
     def __init__(
         self, model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
     ) -> None:
-        handle = _make_context(model, shape, config, kv_bytes)
+        handle, self.said = make_context(model, shape, config, kv_bytes)
         self._handle = handle
         memory: int | None = lib.llama_get_memory(handle)
         if memory is None:
             lib.llama_free(handle)
             raise KeepsNoCells("the model keeps no KV cache")
-        self.limits = _limits(model, shape, handle, memory)
+        self.limits = limits_of(model, shape, handle, memory)
         self.cells = SlotCells(handle, memory, self.limits, has_axes=model.n_axes > 1)
         self.abort = AbortSwitch(handle)
         self._model = model
@@ -127,6 +135,22 @@ class LlamaContext:
             self.decode([Span(0, 0, 2, (token,), False)])
         self.cells.clear()
 
+    def warm_up_wide(self, token: int, share: float) -> None:
+        """Begin a pass as wide as there are, and forget it: its memory is to be missing now.
+
+        It stops after that share of its nodes, where a device can stop: all layers of a kind
+        use the same memory.
+        """
+        n_rows = min(self.limits.n_ubatch, self.limits.n_batch, self.limits.n_ctx - 1)
+        span = Span(0, 0, 0, (token,) * n_rows, False)
+        with self.abort.counting(self._handle) as n_nodes:
+            self.decode([Span(0, 0, 0, (token,), False)])
+        self.cells.clear()
+        n_most = max(1, round(share * n_nodes()))
+        with self.abort.counting(self._handle, n_most), suppress(DecodeAborted):
+            self.decode([span])
+        self.cells.clear()
+
     def _run(
         self, spans: Sequence[Span], batch: ctypes.Structure, n_past: list[int], n_outputs: int
     ) -> Logits:
@@ -177,65 +201,3 @@ class LlamaContext:
             shape = (self.limits.n_slots, self._n_vocab)
             self._logits_at, self._logits = at, np.ctypeslib.as_array(pointer, shape)
         return self._logits[:n_outputs]
-
-
-def is_of_memory(words: str) -> bool:
-    """Whether what llama.cpp says of a failure means that there was no memory."""
-    return "alloc" in words or "memory" in words
-
-
-def _make_context(
-    model: LlamaModel, shape: ContextShape, config: EngineConfig, kv_bytes: int | None
-) -> int:
-    """Return llama.cpp's context.
-
-    Raises:
-        OutOfMemory, ConfigError: there is no memory for it; or the model does not allow it.
-    """
-    with quiet_load() as errors:
-        handle: int | None = lib.llama_init_from_model(
-            model.handle, _params(shape, FLASH_ATTENTION[config.flash_attn])
-        )
-    if handle is not None:
-        return handle
-    words = "; ".join(errors)
-    if not is_of_memory(words):
-        raise ConfigError(f"llama.cpp makes no such context: {words}")
-    size = "" if kv_bytes is None else f", {kv_bytes} bytes of KV cache"
-    raise OutOfMemory(f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {words}")
-
-
-def _limits(model: LlamaModel, shape: ContextShape, handle: int, memory: int) -> Limits:
-    can_rewind = not model.is_recurrent
-    window = shape.window(model.n_swa)
-    # A shift leaves holes, and what is put there makes sliding layers forget out of turn.
-    slides = 0 < model.n_swa < shape.n_ctx
-    return Limits(
-        n_slots=shape.n_slots,
-        n_ctx=shape.n_ctx,
-        n_cells=shape.n_cells,
-        n_batch=lib.llama_n_batch(handle),
-        n_ubatch=lib.llama_n_ubatch(handle),
-        can_shift=can_rewind and not slides and lib.llama_memory_can_shift(memory),
-        is_unified=shape.unified,
-        window=window,
-        can_rewind=can_rewind,
-        has_attention=not lib.llama_model_is_recurrent(model.handle),
-    )
-
-
-def _params(shape: ContextShape, flash_attention: int) -> ctypes.Structure:
-    params: ctypes.Structure = lib.llama_context_default_params()
-    params.n_ctx = shape.n_ctx_total
-    params.n_batch = shape.n_batch
-    params.n_ubatch = shape.n_ubatch
-    params.n_seq_max = shape.n_slots
-    # One row of logits per slot: the default reserves n_ubatch rows, 0.5 GB for a large vocabulary.
-    params.n_outputs_max = shape.n_slots
-    params.n_threads = params.n_threads_batch = shape.n_threads
-    params.flash_attn_type = flash_attention
-    params.type_k = params.type_v = KV_TYPES[shape.kv_type]
-    params.kv_unified = shape.unified
-    params.swa_full = shape.swa_full
-    params.no_perf = True
-    return params

@@ -19,7 +19,7 @@ import psutil
 from runnerd.core.batch import Span
 from runnerd.engine.base import EngineConfig, ModelInfo, Pooling, Vectors
 from runnerd.engine.llama.abort import AbortSwitch
-from runnerd.engine.llama.context import FLASH_ATTENTION
+from runnerd.engine.llama.context_params import FLASH_ATTENTION
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.library import ABORTED, lib, quiet_load
 from runnerd.engine.llama.model import LlamaModel
@@ -55,7 +55,7 @@ class Embedder:
         self.n_embed = min(config.n_embed or config.n_ubatch, trained)
         self._types = _pooling_types(header, is_encoder=is_encoder)
         self._model = model
-        has_gpu = lib.llama_supports_gpu_offload()
+        has_gpu = bool(model.placement.devices)
         self._flash_attn = FLASH_ATTENTION[config.flash_attn if has_gpu else "auto"]
         self._n_threads = n_threads
         # A recurrent state is kept for each input of a pass, however short it is.

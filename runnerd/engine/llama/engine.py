@@ -37,6 +37,7 @@ from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.sampler import Samplers
 from runnerd.engine.llama.threads import share_threads
 from runnerd.engine.llama.worst_image import try_worst_image
+from runnerd.engine.memory_plan import MemoryPlan
 from runnerd.errors import EngineFailed
 
 if TYPE_CHECKING:  # to import it loads libmtmd, which only models that read images need
@@ -46,7 +47,8 @@ if TYPE_CHECKING:  # to import it loads libmtmd, which only models that read ima
 class LlamaEngine:
     """A model run by llama.cpp; see `Engine` for what each method promises.
 
-    One without a context makes embeddings only.
+    One without a context makes embeddings only. In `wide_share` of a pass's nodes each kind of
+    layer comes once.
     """
 
     def __init__(
@@ -58,8 +60,12 @@ class LlamaEngine:
         *,
         projector: "Projector | None",
         n_threads: int,
+        memory: MemoryPlan,
+        wide_share: float = 1.0,
     ) -> None:
         self.limits = limits
+        self.memory = memory
+        self._wide_share = wide_share
         self.model = replace(
             embedder.describe(model.description),
             can_generate=context is not None,
@@ -170,11 +176,13 @@ class LlamaEngine:
         if self._generating is None:
             self._embedder.embed([[token]], self.model.poolings[0])
             return
+        n_parts = 2 if self._projector is None else 4
+        self._generating.warm_up(token, lambda fraction: reached(fraction / n_parts))
+        reached(1 / n_parts)
+        self._generating.warm_up_wide(token, self._wide_share)
+        reached(2 / n_parts)
         if self._projector is None:
-            self._generating.warm_up(token, reached)
             return
-        self._generating.warm_up(token, lambda fraction: reached(fraction / 3))
-        reached(1 / 3)
         has_window = self._model.n_swa > 0
         try_worst_image(self._projector, self._generating, reached, has_window=has_window)
 

@@ -7,15 +7,12 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from runnerd.engine.llama.library import STDERR, lib
+from runnerd.engine.llama.library import STDERR, ggml
 from runnerd.errors import BadModel
 
-_FOLDER = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(lib.__file__).with_name("lib")
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-# The binding has no name for it. The library is loaded already, and finds it among its own.
-_set_callback = ctypes.CDLL(str(Path(_FOLDER, "libllama.so"))).ggml_set_abort_callback
+_set_callback = ggml.ggml_set_abort_callback
 _set_callback.argtypes = [ctypes.c_void_p]
 _set_callback.restype = ctypes.c_void_p
 

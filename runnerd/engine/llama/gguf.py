@@ -5,6 +5,7 @@ Only scalars, short strings and short arrays are kept; a vocabulary is passed ov
 Source: gguf.h and gguf.cpp of ggml; versions 2 and 3 have the same layout.
 """
 
+import errno
 import mmap
 import os
 import stat
@@ -16,7 +17,7 @@ from typing import Literal
 from runnerd.engine.base import KVType
 from runnerd.engine.llama.gguf_cursor import U32, U64, GGUFCursor
 from runnerd.engine.llama.gguf_tensors import TensorEntry, read_tensors
-from runnerd.errors import BadModel, ModelMissing
+from runnerd.errors import BadModel, ModelMissing, OutOfMemory
 
 Scalar = int | float | str
 MetaValue = Scalar | tuple[int | float, ...]
@@ -25,6 +26,7 @@ MAX_ARRAY = 1024  # per-layer lists are kept
 MAX_ENTRIES = 1 << 17  # tensors, or keys
 # Of architectures whose files need not say it; as llama.cpp sets them in load_arch_hparams.
 _SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}
+_RECURRENT = (".ssm.", ".full_attention_interval", ".wkv.", ".shortconv.", ".kda.")
 KV_BLOCK = 32  # values of a head that a KV cache stores together
 KV_BLOCK_BYTES: dict[KVType, int] = {"f16": 64, "q8_0": 34, "q4_0": 18}
 
@@ -54,6 +56,11 @@ class GGUFHeader:
         value = self.metadata.get(f"{self.architecture}.{name}")
         return value if isinstance(value, int) else None
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep recurrent states in place of cells."""
+        return any(word in key for key in self.metadata for word in _RECURRENT)
+
     def kv_bytes_per_input(self, kv_type: KVType = "f16") -> int | None:
         """Return what one cell of the KV cache takes at least over all layers."""
         per_layer = self.kv_bytes_per_layer(kv_type)
@@ -66,8 +73,7 @@ class GGUFHeader:
         two sizes of heads (of layers with a sliding window, and of others) the smaller counts.
         None where the metadata does not tell, or layers keep recurrent state.
         """
-        recurrent = (".ssm.", ".full_attention_interval", ".wkv.", ".shortconv.", ".kda.")
-        if any(word in key for key in self.metadata for word in recurrent):
+        if self.keeps_states:
             return None
         n_layers, n_heads = self.number("block_count"), self.number("attention.head_count")
         key = min(self.head_sizes("key"), default=None)
@@ -131,6 +137,8 @@ def read_gguf(path: str) -> GGUFHeader:
         finally:
             os.close(fd)
     except OSError as err:
+        if err.errno == errno.ENOMEM:
+            raise OutOfMemory(f"{path}: no memory to map it: {err.strerror}") from err
         raise ModelMissing(f"{path}: {err.strerror} (errno {err.errno})") from err
     except ValueError as err:  # a NUL in the path
         raise ModelMissing(f"{path!r}: {err}") from err
@@ -148,7 +156,8 @@ def _read_header(path: str, cursor: GGUFCursor) -> GGUFHeader:
     n_entries = cursor.count("metadata entries", 13, MAX_ENTRIES)
     metadata, kinds = _read_metadata(cursor, n_entries)
     tensors = read_tensors(cursor, n_tensors, metadata.get("general.alignment", 32))
-    architecture = metadata.get("general.architecture")
+    is_later_part = metadata.get("split.no", 0) != 0  # of a model in several files
+    architecture = metadata.get("general.architecture", "" if is_later_part else None)
     if not isinstance(architecture, str):
         raise BadModel(f"{path}: names no architecture")
     return GGUFHeader(cursor.size, version, architecture, n_tensors, metadata, kinds, tensors)

@@ -39,6 +39,12 @@ class TensorEntry:
         """Return the size in a dimension; 1 in those that it has not."""
         return self.extents[dim] if dim < len(self.extents) else 1
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of the values; 0 for a type that is not known."""
+        per_block, block_bytes = _BLOCKS.get(self.kind, (1, 0))
+        return prod(self.extents) // per_block * block_bytes
+
 
 def read_tensors(cursor: GGUFCursor, n_tensors: int, alignment: object) -> dict[str, TensorEntry]:
     """Take the entries, and compare the end of every tensor with the end of the file.
@@ -74,10 +80,10 @@ def _read_tensor(cursor: GGUFCursor, alignment: int) -> tuple[TensorEntry, int]:
     kind, offset = cursor.take(U32), cursor.take(U64)
     if offset % alignment:
         raise cursor.corrupt(f"offset {offset} is not a multiple of {alignment}")
-    per_block, block_bytes = _BLOCKS.get(kind, (1, 0))
+    per_block, _ = _BLOCKS.get(kind, (1, 0))
     entry = TensorEntry(extents, kind)
     if entry.extent(0) % per_block:
         raise cursor.corrupt(
             f"a row of {entry.extent(0)} values is not whole blocks of {per_block}"
         )
-    return entry, offset + prod(extents) // per_block * block_bytes
+    return entry, offset + entry.n_bytes

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from runnerd.errors import ConfigError, EngineBroken, NoKVSlot
 
@@ -25,10 +26,13 @@ __all__ = [
     "ABORTED",
     "NO_ROOM",
     "check_decode",
+    "ggml",
+    "is_of_memory",
     "lib",
     "load_callback",
     "muted",
     "quiet_load",
+    "said_of_load",
     "silent_callback",
 ]
 
@@ -36,17 +40,24 @@ INFO, ERROR, CONTINUED = 2, 4, 5  # ggml_log_level
 STDERR = 2
 NO_ROOM = 1  # llama_decode: nothing is stored
 ABORTED = 2  # llama_decode: the rows of earlier passes within the batch are stored
+MAX_LINES = 1 << 16  # of a load: some for each layer, and some for a token that is odd
+
+# What the binding has no names for. The library is loaded already, and finds ggml's among its own.
+_folder = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(lib.__file__).with_name("lib")
+ggml = ctypes.CDLL(str(Path(_folder, "libllama.so")))
 
 
 class _LoadLog:
-    """Passes all but debug lines on to stderr, and keeps the last errors for an exception."""
+    """Passes all but debug lines on to stderr; keeps all of them, and the last errors apart."""
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=3)
+        self.said: deque[bytes] = deque(maxlen=MAX_LINES)
         self._level = 0
 
     def __call__(self, level: int, text: bytes, _user_data: int | None) -> None:
         self._level = self._level if level == CONTINUED else level
+        self.said.append(text)
         if self._level == ERROR:
             self.errors.append(text.decode(errors="replace").strip())
         if self._level >= INFO:
@@ -84,6 +95,12 @@ def quiet_load() -> Iterator[deque[str]]:
         yield _load_log.errors
     finally:
         _use_native_log()
+        _load_log.said.clear()  # can be megabytes
+
+
+def said_of_load() -> list[str]:
+    """Return what llama.cpp has said so far in the running `quiet_load`, debug lines too."""
+    return b"".join(_load_log.said).decode(errors="replace").splitlines()
 
 
 @contextmanager
@@ -94,6 +111,11 @@ def muted() -> Iterator[None]:
         yield
     finally:
         _use_native_log()
+
+
+def is_of_memory(words: str) -> bool:
+    """Whether what llama.cpp says of a failure means that there was no memory."""
+    return "alloc" in words or "memory" in words
 
 
 def check_decode(code: int) -> None:

@@ -1,9 +1,9 @@
 """Loads the llama.cpp engine: files, weights, projector, context, and a pass of each kind."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,26 +11,39 @@ import structlog
 from runnerd.core.batch import Limits
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.llama.context import KeepsNoCells, LlamaContext
+from runnerd.engine.llama.devices import find_devices
 from runnerd.engine.llama.embedder import Embedder
 from runnerd.engine.llama.engine import LlamaEngine
-from runnerd.engine.llama.fatal import blamed_for_aborts
+from runnerd.engine.llama.fitting_projector import blamed, load_fitting_projector
 from runnerd.engine.llama.gguf import GGUFHeader, read_gguf
-from runnerd.engine.llama.kv_type import choose_kv_type
+from runnerd.engine.llama.gguf_parts import joined, read_parts
+from runnerd.engine.llama.host_memory import GRAPH_BYTES, STACK_BYTES, heap_bytes
 from runnerd.engine.llama.library import lib
+from runnerd.engine.llama.load_memory import check_room, reported
 from runnerd.engine.llama.mmproj import check_mmproj
-from runnerd.engine.llama.model import LlamaModel, Phases, load_model
+from runnerd.engine.llama.model import LlamaModel, load_model
+from runnerd.engine.llama.phases import Phases
+from runnerd.engine.llama.plan import memory_of_load
+from runnerd.engine.llama.plan_projector import projector_bytes_of
+from runnerd.engine.llama.probe_log import LoadSizes, read_sizes
+from runnerd.engine.llama.read_ahead import read_ahead
+from runnerd.engine.llama.settle import load_on_devices
 from runnerd.engine.llama.shape import (
     ContextShape,
     check_kv_cache,
     kv_bytes,
     plan_shape,
-    raised_to,
 )
-from runnerd.engine.llama.threads import share_threads
-from runnerd.errors import BadModel, ConfigError, RequestError
+from runnerd.engine.llama.wide_pass import share_with_all_kinds
+from runnerd.engine.memory import available_bytes
+from runnerd.engine.memory_plan import MemoryPlan
+from runnerd.engine.placement import Placement
+from runnerd.errors import BadModel, ConfigError
 
 if TYPE_CHECKING:  # to import it loads libmtmd, which only models that read images need
     from runnerd.engine.llama.projector import Projector
+
+READ_SHARE = 0.5  # of phase "weights": from a disk to read takes longer, from its cache to map
 
 log = structlog.get_logger()
 
@@ -44,22 +57,75 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
     """
     phases = Phases(progress)
     phases.reach("open", 0.0)
-    header = read_gguf(config.model)
+    parts = read_parts(config.model, read_gguf(config.model))
+    files = [(path, part.size_bytes) for path, part in parts.items()]
+    header = joined(parts)
+    projector_bytes = 0
     if config.mmproj:
-        check_mmproj(config.mmproj)
-    on_cpu = not lib.llama_supports_gpu_offload()
-    config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=on_cpu))
+        projector_bytes = projector_bytes_of(check_mmproj(config.mmproj))
+
+    def load_once(config: EngineConfig, placement: Placement) -> LlamaEngine:
+        return load_placed(config, header, phases, placement, files)
+
+    devices = find_devices(config.devices)
+    return load_on_devices(config, header, devices, load_once, projector_bytes)
+
+
+def load_placed(
+    config: EngineConfig,
+    header: GGUFHeader,
+    phases: Phases,
+    placement: Placement,
+    files: Sequence[tuple[str, int]] = (),
+) -> LlamaEngine:
+    """Load with layers on devices as placed; nothing is left where that fails.
+
+    `files` are read ahead: see `read_ahead`.
+    """
     shape = plan_shape(config, header)
-    if on_cpu:  # else the cache is on the device
-        check_kv_cache(shape, header)
-    phases.reach("open", 1.0)
-    model = load_model(config.model, header, phases, config.adapters)
+    free_bytes, n_heap = available_bytes(), heap_bytes()
+
+    grown_bytes, projector_bytes = 0, 0
+
+    def plan(said: Sequence[str] = (), sizes: LoadSizes | None = None) -> MemoryPlan:
+        n_copied = (sizes or read_sizes(said)).copied_bytes
+        return memory_of_load(
+            config,
+            header,
+            shape,
+            said,
+            placement,
+            vocabulary_bytes=max(0, grown_bytes - n_copied),
+            projector_bytes=projector_bytes,
+            free_bytes=free_bytes,
+        )
+
+    with reported("weights", plan):
+        if not placement.devices:  # else the cache is on them
+            check_kv_cache(shape, header)
+        phases.reach("open", 1.0)
+        phases.reach("weights", 0.0)
+        is_read = read_ahead(files, lambda share: phases.reach("weights", share * READ_SHARE))
+        begin = READ_SHARE if is_read else 0.0
+        model = load_model(config.model, header, phases, config.adapters, placement, begin)
+    grown_bytes = heap_bytes() - n_heap
     projector: Projector | None = None
     try:
         if config.mmproj:
-            projector, shape = _load_projector(model, header, config, shape, phases)
+            with reported("projector", partial(plan, model.said)):
+                projector_bytes = projector_bytes_of(check_mmproj(config.mmproj))
+                projector, shape = load_fitting_projector(model, header, config, shape, phases)
         phases.reach("context", 0.0)
-        engine = _make_engine(model, header, config, shape, projector)
+        with reported("context", partial(plan, model.said)):
+            if not placement.devices:
+                check_room((kv_bytes(shape, header) or 0) + GRAPH_BYTES, "a context")
+            context = _make_context(model, header, config, shape)
+        said = [*model.said, *(context.said if context is not None else ())]
+        sizes = read_sizes(said)
+        memory = plan(said, sizes)
+        share = share_with_all_kinds(header, sizes)
+        engine = _make_engine(model, context, header, config, shape, projector, memory, share)
+        phases.reach("context", 1.0)
     except BaseException:
         if projector is not None:
             projector.close()
@@ -67,7 +133,9 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
         raise
     try:
         phases.reach("warm-up", 0.0)
-        with blamed(config.mmproj):
+        started_at = monotonic()
+        with reported("warm-up", lambda: memory), blamed(config.mmproj):
+            check_room(shape.n_threads * STACK_BYTES, "threads")
             engine.warm_up(partial(phases.reach, "warm-up"))
         phases.reach("warm-up", 1.0)
     except BaseException:
@@ -79,75 +147,39 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
         kv="unified" if shape.unified else "split",
         kv_type=shape.kv_type,
         n_cells=shape.n_cells,
+        needed_bytes=memory.needed_bytes,
+        warm_up_ms=round((monotonic() - started_at) * 1e3, 1),
+        n_gpu_layers=model.n_gpu_layers,
+        n_gpu_layers_placed=placement.n_gpu_layers,
         system_info=lib.llama_print_system_info().decode().strip(),
     )
     return engine
 
 
-@contextmanager
-def blamed(mmproj: str) -> Iterator[None]:
-    """Take whatever goes wrong within the block for a fault of the projector, if there is one.
-
-    Raises:
-        BadModel: what would be wrong with one image is wrong with all.
-    """
-    if not mmproj:
-        yield
-        return
-    with blamed_for_aborts(mmproj):
-        try:
-            yield
-        except (AssertionError, RequestError) as err:
-            raise BadModel(f"{mmproj}: the projector does not work: {err}") from err
-
-
-def _load_projector(
-    model: LlamaModel,
-    header: GGUFHeader,
-    config: EngineConfig,
-    shape: ContextShape,
-    phases: Phases,
-) -> "tuple[Projector, ContextShape]":
-    """Load the projector; return it, and the shape with passes that its images fit in."""
-    from runnerd.engine.llama.projector import load_projector
-
-    with blamed(config.mmproj):
-        n_threads = share_threads(shape.n_threads).encode
-        projector = load_projector(model, config, phases, n_threads, shape.n_ctx)
-    try:
-        raised = raised_to(shape, projector.n_one_pass)
-        projector.limit_passes(raised.n_ubatch)
-        if raised != shape:
-            log.info(
-                "batch.raised",
-                n_batch_from=shape.n_batch,
-                n_batch_to=raised.n_batch,
-                n_ubatch_from=shape.n_ubatch,
-                n_ubatch_to=raised.n_ubatch,
-            )
-            if not lib.llama_supports_gpu_offload():
-                check_kv_cache(raised, header)
-    except BaseException:
-        projector.close()
-        raise
-    return projector, raised
+def _make_context(
+    model: LlamaModel, header: GGUFHeader, config: EngineConfig, shape: ContextShape
+) -> LlamaContext | None:
+    """Make the context for generation, if the model can generate."""
+    with suppress(KeepsNoCells):
+        return LlamaContext(model, shape, config, kv_bytes(shape, header))
+    return None
 
 
 def _make_engine(
     model: LlamaModel,
+    context: LlamaContext | None,
     header: GGUFHeader,
     config: EngineConfig,
     shape: ContextShape,
     projector: "Projector | None",
+    memory: MemoryPlan,
+    share: float,
 ) -> LlamaEngine:
-    """Make the context for generation, if the model can generate, and put all together.
+    """Put all together; without a context the model is to make embeddings.
 
     Raises:
-        LoadError: there is no memory for the context, or no use for the model.
+        LoadError: there is no use for the model.
     """
-    context: LlamaContext | None = None
-    with suppress(KeepsNoCells):
-        context = LlamaContext(model, shape, config, kv_bytes(shape, header))
     is_encoder = context is None
     embedder = Embedder(model, header, config, n_threads=shape.n_threads, is_encoder=is_encoder)
     if context is not None:
@@ -158,6 +190,8 @@ def _make_engine(
             context.limits,
             projector=projector,
             n_threads=shape.n_threads,
+            memory=memory,
+            wide_share=share,
         )
     if projector is not None:
         raise ConfigError(f"{config.model}: makes embeddings only, and of no images: no mmproj")
@@ -171,4 +205,12 @@ def _make_engine(
         n_ubatch=shape.n_ubatch,
         can_shift=False,
     )
-    return LlamaEngine(model, None, embedder, limits, projector=None, n_threads=shape.n_threads)
+    return LlamaEngine(
+        model,
+        None,
+        embedder,
+        limits,
+        projector=None,
+        n_threads=shape.n_threads,
+        memory=memory,
+    )

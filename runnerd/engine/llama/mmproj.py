@@ -37,7 +37,7 @@ _AS_LONG = re.compile(
 )
 
 
-def check_mmproj(path: str) -> None:
+def check_mmproj(path: str) -> GGUFHeader:
     """Read the header of a projector, and refuse what libmtmd would not survive.
 
     That it fits the model is checked by libmtmd, which compares the tensors.
@@ -60,6 +60,7 @@ def check_mmproj(path: str) -> None:
         raise OutOfMemory(
             f"{path}: a projector of {header.size_bytes} bytes, {available} bytes are available"
         )
+    return header
 
 
 def _check_type(path: str, header: GGUFHeader) -> None:

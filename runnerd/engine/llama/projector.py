@@ -15,13 +15,15 @@ import numpy as np
 import structlog
 
 from runnerd.engine.base import EncodedImage, EngineConfig, Pixels
-from runnerd.engine.llama.context import FLASH_ATTENTION
+from runnerd.engine.llama.context_params import FLASH_ATTENTION
+from runnerd.engine.llama.devices import handles_of
 from runnerd.engine.llama.encoding import Rows, encode_chunks, offsets_of
 from runnerd.engine.llama.largest_image import check_size, find_largest
 from runnerd.engine.llama.library import lib
-from runnerd.engine.llama.model import LlamaModel, Phases
+from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.mtmd import IMAGE, chunks_of, quiet_mtmd_load, run_of, text_of
 from runnerd.engine.llama.mtmd import lib as mtmd
+from runnerd.engine.llama.phases import Phases
 from runnerd.engine.llama.picture import Picture
 from runnerd.errors import BadModel, ConfigError, EngineFailed, InvalidMedia
 
@@ -175,8 +177,8 @@ def load_projector(
     """
     phases.reach("projector", 0.0)
     load = partial(_load, model, config, phases, n_threads, n_ctx)
-    native, wanted = phases.native("projector"), config.n_image_rows
-    projector = load(native, wanted)
+    wanted = config.n_image_rows
+    projector = load(phases.native("projector", 0.0, 1.0 if wanted else 0.5), wanted)
     trained, n_most = projector.largest, n_ctx // 2
     if wanted and trained.n_rows_trained >= IGNORED * wanted:
         projector.close()
@@ -186,7 +188,7 @@ def load_projector(
         )
     if not wanted and trained.n_inputs_trained > n_most:
         projector.close()
-        projector = _load_limited(load, lambda _, data: native(1.0, data), n_most)
+        projector = _load_limited(load, phases.native("projector", 0.5), n_most)
         n_from, n_to = trained.n_inputs_trained, projector.largest.n_inputs_trained
         if n_to < n_from:
             log.info("images.limited", n_inputs_from=n_from, n_inputs_to=n_to)
@@ -215,7 +217,10 @@ def _load(
 ) -> Projector:
     path = config.mmproj
     params = mtmd.mtmd_context_params_default()
-    params.use_gpu = lib.llama_supports_gpu_offload()
+    # With the output layer, as planned. By itself libmtmd would take any device that there is.
+    devices = handles_of(model.placement.devices[-1:])
+    params.use_gpu = bool(devices)
+    params.device = devices[0] if devices else None
     params.print_timings = False
     params.warmup = False  # with an image that takes the most, and the passes after it
     params.n_threads = n_threads

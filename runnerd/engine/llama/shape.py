@@ -115,19 +115,7 @@ def check_kv_cache(shape: ContextShape, header: GGUFHeader) -> None:
     Raises:
         OutOfMemory: with the numbers.
     """
-    n_bytes, per_input = kv_bytes(shape, header), header.kv_bytes_per_input(shape.kv_type)
-    if not n_bytes:
-        return
-    if per_input:
-        check_memory(
-            shape.n_slots,
-            shape.n_ctx,
-            kv_bytes=n_bytes,
-            bytes_per_ctx=per_input * shape.n_slots,
-            step=CELL_STEP,
-        )
-    else:  # states of slots, whatever their context
-        check_memory(shape.n_slots, shape.n_ctx, kv_bytes=n_bytes, bytes_per_ctx=n_bytes)
+    check_memory(shape.n_slots, shape.n_ctx, kv_bytes(shape, header) or 0)
 
 
 def kv_bytes(shape: ContextShape, header: GGUFHeader) -> int | None:

@@ -7,8 +7,9 @@ import numpy as np
 
 from runnerd.core.batch import Span
 from runnerd.engine.base import Pixels
-from runnerd.engine.llama.context import LlamaContext, is_of_memory
+from runnerd.engine.llama.context import LlamaContext
 from runnerd.engine.llama.groups import decode_groups
+from runnerd.engine.llama.library import is_of_memory
 from runnerd.errors import BadModel, EngineBroken, EngineFailed, NoKVSlot, OutOfMemory
 
 if TYPE_CHECKING:  # to import it loads libmtmd

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerd.core.batch import Batch, BatchKind, Limits, Span
-from runnerd.engine.memory import check_memory
 from runnerd.engine.reference.attention import Bools, Rotation, weighted
 from runnerd.engine.reference.ledger import Ledger, Placement
 from runnerd.engine.reference.model import Layer, Weights, feed_forward, normalised, project
@@ -24,11 +23,7 @@ Floats = NDArray[np.float64]
 
 
 class Memory:
-    """Holds `n_ctx` cells per slot, all arrays with the layers first and then the slots.
-
-    Raises:
-        OutOfMemory: main memory cannot hold them.
-    """
+    """Holds `n_ctx` cells per slot, all arrays with the layers first and then the slots."""
 
     def __init__(self, options: ReferenceOptions, limits: Limits) -> None:
         self.ledger = Ledger(limits)
@@ -39,15 +34,6 @@ class Memory:
         self._window = options.window
         self._n_slid = limits.window and limits.window + options.spare
         head_dim = options.dim // options.heads
-        # Three arrays of every slot; sines and cosines, and as much again while they are made.
-        n_values = 3 * options.layers * limits.n_slots * options.dim + 2 * head_dim
-        bytes_per_ctx = n_values * np.dtype(np.float64).itemsize
-        check_memory(
-            limits.n_slots,
-            limits.n_ctx,
-            kv_bytes=bytes_per_ctx * limits.n_ctx,
-            bytes_per_ctx=bytes_per_ctx,
-        )
         shape = (options.layers, limits.n_slots, options.heads, limits.n_ctx, head_dim)
         self.keys, self.turned, self.values = (np.zeros(shape) for _ in range(3))
         self.states = np.zeros((int(options.recurrent), limits.n_slots, options.dim))

@@ -33,6 +33,7 @@ from runnerd.engine.base import (
     Pooling,
     Vectors,
 )
+from runnerd.engine.memory_plan import MemoryPlan
 from runnerd.engine.reference.cache import Memory
 from runnerd.engine.reference.chunks import chunks_of, stored_rows
 from runnerd.engine.reference.edits import Editor
@@ -48,6 +49,7 @@ from runnerd.engine.reference.loading import Loading
 from runnerd.engine.reference.model import Model
 from runnerd.engine.reference.options import ReferenceOptions
 from runnerd.engine.reference.pace import Pace
+from runnerd.engine.reference.plan import plan_fitting
 from runnerd.engine.reference.sampling import Samplers
 from runnerd.engine.reference.tokenizer import (
     BOS,
@@ -88,6 +90,7 @@ class ReferenceEngine:
         self._tokenizer = ByteTokenizer(non_causal=options.non_causal, tiling=self._tiling)
         self._model = Model(options)
         loading.phase("weights")
+        self._plan = plan_fitting(config, options)
         self._memory = Memory(options, self._limits)
         self._editor = Editor(self._memory, self._limits)
         names = tuple(name for name, _ in config.adapters)
@@ -99,6 +102,11 @@ class ReferenceEngine:
         self.last_logits: Floats = np.empty((0, N_VOCAB))
         loading.phase("context")
         loading.phase("warm-up")
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """See `Engine.memory`."""
+        return self._plan
 
     @property
     def limits(self) -> Limits:
