@@ -19,6 +19,7 @@ from anyio.abc import UNIXSocketStream
 
 from runnerd.client import attach
 from runnerd.launcher import launch
+from tests.own_children import own_children
 from tests.processes import COMMAND, Family, needs_model
 
 GONE_S = 1.5  # the promise is a second; this machine may be busy
@@ -194,18 +195,18 @@ def test_a_parent_may_be_killed_at_any_moment(seed: int) -> None:
 
 
 @pytest.mark.soak
-def test_no_parent_of_two_hundred_leaves_anything_behind() -> None:
+def test_no_parent_of_two_hundred_leaves_anything_behind(counts_children: None) -> None:
     rng, process = Random(0), psutil.Process()
     n_fds, before = process.num_fds(), left_over()
     for _ in range(200):
         kill_at_a_random_moment(rng)
     assert process.num_fds() == n_fds
-    assert not process.children(recursive=True)
+    assert not own_children(recursive=True)
     assert left_over() == before
 
 
 @pytest.mark.anyio
-async def test_launching_again_and_again_costs_a_parent_nothing() -> None:
+async def test_launching_again_and_again_costs_a_parent_nothing(counts_children: None) -> None:
     process = psutil.Process()
     sizes: list[tuple[int, int]] = []
     for number in range(8):
@@ -215,12 +216,12 @@ async def test_launching_again_and_again_costs_a_parent_nothing() -> None:
             sizes.append((process.num_fds(), process.memory_info().rss))
     assert sizes[0][0] == sizes[-1][0]
     assert sizes[-1][1] - sizes[0][1] < 2 * 2**20
-    assert not process.children(recursive=True)
+    assert not own_children(recursive=True)
 
 
 @pytest.mark.anyio
 @pytest.mark.soak
-async def test_fifty_launches_cost_a_parent_nothing() -> None:
+async def test_fifty_launches_cost_a_parent_nothing(counts_children: None) -> None:
     for _ in range(7):
         await test_launching_again_and_again_costs_a_parent_nothing()
 

@@ -25,8 +25,9 @@ from runnerd.launcher import (
     launch,
 )
 from runnerd_protocol.messages import Status
+from tests.own_children import own_children
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("counts_children")]
 
 # Where the event loop makes no difference, and a process takes its time to start.
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -70,7 +71,7 @@ async def test_a_child_that_never_answers_is_an_error_of_the_launch(silent: Path
     with anyio.fail_after(PATIENCE_S), pytest.raises(RunnerStalled, match=r"\(start\)"):
         async with launch_reference(python=silent, stall_timeout_s=0.5):
             pytest.fail("nobody has answered")
-    assert not psutil.Process().children()
+    assert not own_children()
 
 
 @asyncio_only
@@ -107,7 +108,7 @@ async def test_what_the_listener_to_stderr_raises_comes_out_as_it_is() -> None:
         async with launch_reference(on_line=refuse) as runner:
             await runner.ready()
             await anyio.sleep_forever()
-    assert not psutil.Process().children()
+    assert not own_children()
 
 
 @pytest.mark.parametrize("model", ["with\0null", "x" * 200_000])

@@ -15,8 +15,9 @@ from runnerd.plan_child import USAGE, PlanRefused, run_plan
 from runnerd.plan_options import plan_arguments
 from runnerd.planning import RUNNERD
 from tests.daemon import PATIENCE_S
+from tests.own_children import own_children
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("counts_children")]
 
 PYTHON = [sys.executable, "-c"]
 HANGS = [*PYTHON, "import signal; signal.pause()"]
@@ -26,10 +27,6 @@ def planning(model: str = "layers=1", *, n_slots: int = 1, n_ctx: int = 64) -> l
     """Return the command that plans for the reference engine."""
     config = EngineConfig(model, "reference", n_slots, n_ctx)
     return [*RUNNERD, *plan_arguments(Config(config))]
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children()
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -43,7 +40,7 @@ async def test_a_plan_is_what_the_process_prints() -> None:
     memory = await run_plan(planning(n_ctx=64, n_slots=2), PATIENCE_S)
     assert (memory.n_ctx, memory.n_slots, memory.n_layers) == (64, 2, 1)
     assert memory.fits
-    assert not children()
+    assert not own_children()
 
 
 async def test_a_plan_that_does_not_fit_is_a_plan() -> None:
@@ -80,7 +77,7 @@ async def test_a_process_that_prints_something_else_has_failed(script: str) -> N
 async def test_one_that_prints_without_end_is_ended() -> None:
     with pytest.raises(EngineFailed, match="planning ended by SIGKILL"):
         await run_plan([*PYTHON, "while True: print('x' * 65536)"], PATIENCE_S)
-    assert not children()
+    assert not own_children()
 
 
 async def test_one_that_complains_without_end_of_its_plan_is_heard_to_the_end() -> None:
@@ -100,15 +97,15 @@ async def test_one_that_takes_too_long_is_killed_and_told() -> None:
     with pytest.raises(EngineFailed, match=r"longer than 0\.2 s") as caught:
         await run_plan(HANGS, 0.2)
     assert caught.value.details == {"timeout_s": 0.2}
-    assert not children()
+    assert not own_children()
 
 
 async def test_one_that_nobody_waits_for_any_more_is_killed() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_plan, HANGS, PATIENCE_S)
-        await until(children)
+        await until(own_children)
         tasks.cancel_scope.cancel()
-    assert not children()
+    assert not own_children()
 
 
 async def test_it_is_the_first_to_end_where_memory_runs_out() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import anyio
-import psutil
 import pytest
 
 from runnerd.client import Client, RequestFailed, connect
@@ -14,12 +13,9 @@ from runnerd.planning import MAX_PLANS
 from runnerd_protocol.messages import Cancel, Failed, MemoryReport, Plan
 from tests.daemon import PATIENCE_S, raw_client, running_daemon
 from tests.engines import GatedLoad, SteppedEngine
+from tests.own_children import own_children
 
-pytestmark = pytest.mark.anyio
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children()
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("counts_children")]
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -43,7 +39,7 @@ async def test_what_is_loaded_is_told_without_a_process() -> None:
     async with running_daemon("layers=2", n_ctx=64, n_slots=2) as daemon:
         async with connect(daemon.path) as client:
             memory = await client.plan()
-        assert not children()
+        assert not own_children()
         assert memory == memory_of(daemon.engine.memory, daemon.runner.config)
         assert (memory.n_ctx, memory.n_slots, memory.n_layers) == (64, 2, 2)
         assert len(memory.layers) == 3
@@ -96,7 +92,7 @@ async def test_generations_go_on_while_it_is_planned() -> None:
         async with client.generate("hello") as stream, anyio.create_task_group() as tasks:
             await engine.at_step()
             tasks.start_soon(lambda: client.plan(n_ctx=64))
-            await until(children)
+            await until(own_children)
             await engine.step(3)
             await anext(stream)
             engine.let_all_go()
@@ -149,8 +145,8 @@ async def test_a_crash_of_the_process_leaves_the_daemon_as_it_was() -> None:
 
 
 async def kill_one() -> None:
-    await until(children)
-    children()[0].kill()
+    await until(own_children)
+    own_children()[0].kill()
 
 
 async def test_a_daemon_that_drains_plans_nothing_more() -> None:
@@ -180,7 +176,7 @@ async def test_there_is_one_process_at_a_time_and_all_are_answered() -> None:
                 for n_ctx, client in enumerate((one, two, one), 64):
                     tasks.start_soon(plan, client, n_ctx)
                 while len(n_ctxs) < 3:
-                    n_most = max(n_most, len(children()))
+                    n_most = max(n_most, len(own_children()))
                     await anyio.sleep(0.002)
     assert sorted(n_ctxs) == [64, 65, 66]
     assert n_most == 1
@@ -213,23 +209,23 @@ async def test_few_plans_wait_over_all_connections() -> None:
 async def test_a_cancel_ends_the_process_and_is_answered() -> None:
     async with running_daemon() as daemon, raw_client(daemon) as client:
         await client.send(Plan(1, n_ctx=64), Plan(2, n_ctx=64))
-        await until(children)
-        (process,) = children()
+        await until(own_children)
+        (process,) = own_children()
         await client.send(Cancel(1), Cancel(2))
         answers = [await client.receive_a(Failed) for _ in range(2)]
         assert {answer.request_id for answer in answers} == {1, 2}
         assert {answer.code for answer in answers} == {"cancelled"}
         assert not process.is_running()
-        assert not children()
+        assert not own_children()
 
 
 async def test_a_client_that_leaves_its_call_ends_the_process() -> None:
     async with running_daemon() as daemon, connect(daemon.path) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.plan(n_ctx=64))
-            await until(children)
+            await until(own_children)
             tasks.cancel_scope.cancel()
-        await until(lambda: not children())
+        await until(lambda: not own_children())
         assert (await client.status()).state == "ready"
 
 
@@ -238,8 +234,8 @@ async def test_a_client_that_goes_ends_the_process(n_plans: int) -> None:
     async with running_daemon() as daemon:
         async with raw_client(daemon) as client:
             await client.send(*(Plan(number, n_ctx=64) for number in range(n_plans)))
-            await until(children)
-        await daemon.until(lambda: not children() and not daemon.server.n_connections)
+            await until(own_children)
+        await daemon.until(lambda: not own_children() and not daemon.server.n_connections)
         async with connect(daemon.path) as other:
             assert (await other.plan(n_ctx=64)).n_ctx == 64
 
@@ -255,5 +251,5 @@ async def test_a_client_that_sends_no_more_gets_its_plan() -> None:
 async def test_a_daemon_that_ends_leaves_no_process() -> None:
     async with running_daemon() as daemon, raw_client(daemon) as client:
         await client.send(Plan(1, n_ctx=64))
-        await until(children)
-    assert not children()
+        await until(own_children)
+    assert not own_children()
