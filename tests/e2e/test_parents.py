@@ -205,25 +205,29 @@ def test_no_parent_of_two_hundred_leaves_anything_behind(counts_children: None) 
     assert left_over() == before
 
 
-@pytest.mark.anyio
-async def test_launching_again_and_again_costs_a_parent_nothing(counts_children: None) -> None:
+async def launch_many_times(n_times: int) -> int:
+    """Return by how many bytes we have grown, once all is imported and every cache is warm."""
     process = psutil.Process()
     sizes: list[tuple[int, int]] = []
-    for number in range(8):
+    for number in range(n_times):
         async with launch("layers=0", options=["--engine=reference"]) as runner:
             await runner.ready()
-        if number >= 2:  # by then all is imported, and every cache is warm
+        if number >= 2:
             sizes.append((process.num_fds(), process.memory_info().rss))
     assert sizes[0][0] == sizes[-1][0]
-    assert sizes[-1][1] - sizes[0][1] < 2 * 2**20
     assert not own_children(recursive=True)
+    return sizes[-1][1] - sizes[0][1]
+
+
+@pytest.mark.anyio
+async def test_launching_again_and_again_costs_a_parent_nothing(counts_children: None) -> None:
+    assert await launch_many_times(8) < 4 * 2**20  # this process has done other things before
 
 
 @pytest.mark.anyio
 @pytest.mark.soak
 async def test_fifty_launches_cost_a_parent_nothing(counts_children: None) -> None:
-    for _ in range(7):
-        await test_launching_again_and_again_costs_a_parent_nothing()
+    assert await launch_many_times(52) < 2 * 2**20
 
 
 # --- the example ----------------------------------------------------------------------------
