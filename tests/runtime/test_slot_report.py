@@ -102,8 +102,12 @@ async def test_a_request_whose_image_is_encoded_awaits_it() -> None:
             submit(daemon, request, [await image(lease, 1)], 1)
             await engine.at_encode()
             await until_running(daemon, 1)
-            states = [slot.state for slot in (await client.status()).slots]
-            assert states.count("awaiting_media") == 1
+            with anyio.fail_after(PATIENCE_S):  # the text before the image is evaluated meanwhile
+                async with client.subscribe(0.05) as statuses:
+                    async for status in statuses:
+                        states = [slot.state for slot in status.slots]
+                        if states.count("awaiting_media") == 1:
+                            break
             engine.open()
             with anyio.fail_after(PATIENCE_S):
                 await request.has_ended.wait()
