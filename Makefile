@@ -15,7 +15,7 @@ test: lint $(TEST_MODEL)
 	$(BIN)/python -m pytest -W error
 
 soak: $(READY)
-	$(BIN)/python -m pytest -W error -s -m soak tests/soak
+	$(BIN)/python -m pytest -W error -s -m soak
 
 lint: $(READY)
 	$(BIN)/ruff check .

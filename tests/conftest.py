@@ -12,3 +12,13 @@ pytest.register_assert_rewrite("tests.engine", "tests.core", "tests.helpers")
 def counts_children() -> None:
     """Let `own_children` be those of the test alone."""
     forget_earlier()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes minutes, whatever else `-m` chooses."""
+    if "soak" in config.getoption("markexpr"):
+        return
+    long = [item for item in items if item.get_closest_marker("soak")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
