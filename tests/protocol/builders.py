@@ -6,33 +6,13 @@ from runnerd_protocol.connection import ClientConnection, Rejection, ServerConne
 from runnerd_protocol.framing import DEFAULT_MAX_FRAME_BYTES
 from runnerd_protocol.messages import (
     ClientMessage,
-    DeviceMemory,
     Failed,
     Hello,
-    LayerMemory,
-    Memory,
     ProtocolError,
 )
+from tests.some_memory import some_memory
 
-SMALL_MEMORY = Memory(
-    model="small.gguf",
-    architecture="llama",
-    n_ctx=2048,
-    n_slots=4,
-    n_cells=8192,
-    n_batch=2048,
-    n_ubatch=512,
-    kv="split",
-    kv_type="f16",
-    n_layers=1,
-    n_gpu_layers=0,
-    input_bytes=300,
-    layers=[LayerMemory("cpu", 1000, 70_000), LayerMemory("cpu", 200, 0)],
-    devices=[
-        DeviceMemory("cpu", "CPU", "cpu", 2**33, 2**32, weight_bytes=1500, kv_bytes=70_000),
-    ],
-    fits=True,
-)
+SMALL_MEMORY = some_memory()
 
 GENERATE: dict[str, object] = {"type": "generate", "request_id": 1, "prompt": "hi"}
 

@@ -1,6 +1,7 @@
 """What those who watch a daemon are told at once: stalls, errors, and the end of a load."""
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -9,8 +10,7 @@ from anyio import to_thread
 from runnerd.client import connect
 from runnerd.condition import status
 from runnerd.engine.base import EngineConfig, LoadProgress
-from runnerd.engine.device import Device
-from runnerd.engine.memory_plan import DeviceMemory, FailedAllocation, LayerMemory, MemoryPlan
+from runnerd.engine.memory_plan import FailedAllocation
 from runnerd.engine.reference import ReferenceEngine
 from runnerd.errors import BadModel, OutOfMemory
 from runnerd.state_facts import state_facts
@@ -26,30 +26,14 @@ from runnerd_protocol.messages import (
 )
 from tests.daemon import PATIENCE_S, Daemon, raw_client, running_daemon, started
 from tests.engines import GatedLoad
+from tests.memory_plans import small_plan
 
 pytestmark = pytest.mark.anyio
 
 NEVER_S = 3600.0  # the interval of who is only told of changes
 N_PHASES = 2000  # each of them news of a kilobyte: a socket's buffer is full long before
 
-PLAN = MemoryPlan(
-    model="large",
-    architecture="llama",
-    n_ctx=4096,
-    n_slots=4,
-    n_cells=16384,
-    n_batch=512,
-    n_ubatch=512,
-    kv="split",
-    kv_type="f16",
-    n_layers=1,
-    n_gpu_layers=0,
-    input_bytes=100,
-    layers=(LayerMemory("cpu", 1000, 2000), LayerMemory("cpu", 10, 0)),
-    devices=(DeviceMemory(Device("cpu", "CPU", "cpu", 5000, 2500), 1110, 2000),),
-    n_ctx_fits=2048,
-    failed=FailedAllocation("KV cache", "cpu", 2000),
-)
+PLAN = replace(small_plan(), n_ctx_fits=32, failed=FailedAllocation("KV cache", "cpu", 2000))
 
 
 async def test_a_stalled_step_is_told_by_its_name() -> None:
@@ -114,10 +98,10 @@ async def test_the_last_word_of_a_load_that_ran_out_of_memory_says_what_was_want
         assert (told.error_code, told.error) == ("out_of_memory", "no room")
         memory = told.memory
         assert memory is not None
-        assert (memory.n_ctx, memory.n_ctx_fits) == (4096, 2048)
+        assert (memory.n_ctx, memory.n_ctx_fits) == (64, 32)
         assert memory.failed is not None
         assert (memory.failed.what, memory.failed.n_bytes) == ("KV cache", 2000)
-        assert [layer.kv_bytes for layer in memory.layers] == [2000, 0]
+        assert [layer.kv_bytes for layer in memory.layers] == [3, 0]
 
 
 async def test_the_last_word_of_a_load_that_has_failed_says_why() -> None:
