@@ -2,7 +2,7 @@
 
 import pytest
 
-from runnerd.engine.llama.load_memory import failed_allocation, largest_n_ctx, reported
+from runnerd.engine.llama.load_memory import failed_allocation, reported, smaller_n_ctx
 from runnerd.engine.memory_plan import FailedAllocation, MemoryPlan
 from runnerd.errors import OutOfMemory
 from tests.memory_plans import small_plan as some_plan
@@ -53,4 +53,4 @@ def test_a_memory_error_of_ours_is_reported_as_well() -> None:
 
 
 def test_what_fits_is_less_than_what_failed() -> None:
-    assert largest_n_ctx(some_plan()) < some_plan().n_ctx
+    assert smaller_n_ctx(some_plan()) < some_plan().n_ctx

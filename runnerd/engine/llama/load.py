@@ -65,7 +65,7 @@ def load_llama(config: EngineConfig, progress: LoadProgress) -> LlamaEngine:
         projector_bytes = projector_bytes_of(check_mmproj(config.mmproj))
 
     def load_once(config: EngineConfig, placement: Placement) -> LlamaEngine:
-        return load_placed(config, header, phases, placement, files)
+        return load_placed(config, header, phases, placement, files, projector_bytes)
 
     devices = find_devices(config.devices)
     return load_on_devices(config, header, devices, load_once, projector_bytes)
@@ -77,6 +77,7 @@ def load_placed(
     phases: Phases,
     placement: Placement,
     files: Sequence[tuple[str, int]] = (),
+    projector_bytes: int = 0,
 ) -> LlamaEngine:
     """Load with layers on devices as placed; nothing is left where that fails.
 
@@ -84,8 +85,7 @@ def load_placed(
     """
     shape = plan_shape(config, header)
     free_bytes, n_heap = available_bytes(), heap_bytes()
-
-    grown_bytes, projector_bytes = 0, 0
+    grown_bytes = 0
 
     def plan(said: Sequence[str] = (), sizes: LoadSizes | None = None) -> MemoryPlan:
         n_copied = (sizes or read_sizes(said)).copied_bytes
@@ -113,7 +113,6 @@ def load_placed(
     try:
         if config.mmproj:
             with reported("projector", partial(plan, model.said)):
-                projector_bytes = projector_bytes_of(check_mmproj(config.mmproj))
                 projector, shape = load_fitting_projector(model, header, config, shape, phases)
         phases.reach("context", 0.0)
         with reported("context", partial(plan, model.said)):

@@ -70,10 +70,10 @@ def reported(what: str, plan: Callable[[], MemoryPlan]) -> Iterator[None]:
 
 
 def _report(message: str, plan: MemoryPlan) -> OutOfMemory:
-    return out_of_memory(message, replace(plan, n_ctx_fits=largest_n_ctx(plan), is_measured=False))
+    return out_of_memory(message, replace(plan, n_ctx_fits=smaller_n_ctx(plan), is_measured=False))
 
 
-def largest_n_ctx(plan: MemoryPlan) -> int:
+def smaller_n_ctx(plan: MemoryPlan) -> int:
     """Return the context per slot, below the plan's, that main memory has room for."""
     main = plan.devices[0]
     if not main.kv_bytes:
