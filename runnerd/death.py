@@ -6,7 +6,7 @@ has killed processes of its group for want of memory.
 """
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from runnerd.streams import ClientError
@@ -74,9 +74,9 @@ class Death:
     cause: Cause
     how: str
     summary: str = ""
-    last_lines: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = field(default=(), repr=False)
     phase: str = ""
-    memory: Memory | None = None
+    memory: Memory | None = field(default=None, repr=False)
     sent: signal.Signals | None = None
 
     def __str__(self) -> str:

@@ -28,8 +28,8 @@ from runnerd.runner import Runner
 from runnerd_protocol.messages import Memory, Plan
 
 RUNNERD = (sys.executable, "-P", "-m", "runnerd")
-PLAN_S = 30.0  # for a process that takes less than a second, on a machine that has no time
-MAX_PLANS = 32  # in line; each takes about a second
+PLAN_S = 120.0  # for a process that takes a second, and ten beside steps, which go first
+MAX_PLANS = 32  # in line
 
 
 class Planning:

@@ -62,6 +62,19 @@ def later_part(folder: Path) -> Path:
     return Path(write_part(folder, 2, 2))
 
 
+def with_layers(n_layers: int) -> Make:
+    """Change what the test model says of its layers."""
+    key = b"llama.block_count"
+
+    def make(folder: Path) -> Path:
+        content = bytearray(Path(MODEL or "").read_bytes())
+        at = content.index(key) + len(key) + 4  # behind the type of the value
+        content[at : at + 4] = n_layers.to_bytes(4, "little")
+        return written(bytes(content))(folder)
+
+    return make
+
+
 TOY = GGUFFile((ARCHITECTURE,), (tensor("t", (8,)),), bytes(32))
 
 
@@ -75,6 +88,8 @@ TOY = GGUFFile((ARCHITECTURE,), (tensor("t", (8,)),), bytes(32))
         (written(b"PK\x03\x04 and more"), BAD, "not a GGUF file: begins with b'PK"),
         (written(b"GGUF" + (3).to_bytes(4, "big") + bytes(64)), BAD, "big-endian?"),
         (written(TOY.to_bytes()), BAD, "unknown model architecture: 'toy'"),
+        (with_layers(0), BAD, "0 layers, llama.cpp has 1 to 512"),
+        (with_layers(513), BAD, "513 layers, llama.cpp has 1 to 512"),
         (without_its_end, BAD, "cut short in tensor 'output_norm.weight'"),
         (without_a_part, MISSING, "file 2 of 3 of the model"),
         (later_part, BAD, "file 2 of 2 of a model: give the first one"),

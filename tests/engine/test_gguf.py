@@ -302,8 +302,12 @@ def test_where_layers_keep_something_else_a_cell_is_of_unknown_size(path: Path, 
     assert header_of(path, SIZES | {name: 16}).kv_bytes_per_input() is None
 
 
-def test_more_layers_than_a_model_can_have_are_not_counted(path: Path) -> None:
-    assert header_of(path, SIZES | {"block_count": 2**32 - 1}).kv_bytes_per_layer() is None
+@pytest.mark.parametrize("n_layers", [0, 513, 2**32 - 1])
+def test_a_number_of_layers_that_would_end_the_process_is_refused(
+    path: Path, n_layers: int
+) -> None:
+    with pytest.raises(BadModel, match=f"{n_layers} layers, llama.cpp has 1 to 512"):
+        header_of(path, SIZES | {"block_count": n_layers})
 
 
 def test_without_a_pattern_any_layer_may_have_a_window(path: Path) -> None:

@@ -119,6 +119,12 @@ sys.exit("it is")
         await run_plan([*PYTHON, script], PATIENCE_S)
 
 
+async def test_it_goes_behind_the_daemon_with_the_cores() -> None:
+    script = "import os, sys\nwhile os.nice(0) < 10: pass\nsys.exit('it does')"
+    with pytest.raises(EngineFailed, match="it does"):
+        await run_plan([*PYTHON, script], PATIENCE_S)
+
+
 async def test_a_process_that_cannot_be_started_is_a_matter_of_load() -> None:
     with pytest.raises(Overloaded, match="No such file"):
         await run_plan(["/no/such/python"], PATIENCE_S)

@@ -1,6 +1,7 @@
 """What is to be heard of a file that llama.cpp gives up on: it ends the process, and names no file.
 
-A projector is checked by libmtmd while it is used: of most that does not fit, an assertion tells.
+Of some of what does not fit in a model's metadata an assertion tells, and of most in a projector,
+which libmtmd checks while it is used.
 """
 
 import ctypes

@@ -24,6 +24,7 @@ MetaValue = Scalar | tuple[int | float, ...]
 
 MAX_ARRAY = 1024  # per-layer lists are kept
 MAX_ENTRIES = 1 << 17  # tensors, or keys
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: with more, llama.cpp ends the process
 # Of architectures whose files need not say it; as llama.cpp sets them in load_arch_hparams.
 _SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}
 _RECURRENT = (".ssm.", ".full_attention_interval", ".wkv.", ".shortconv.", ".kda.")
@@ -78,7 +79,7 @@ class GGUFHeader:
         n_layers, n_heads = self.number("block_count"), self.number("attention.head_count")
         key = min(self.head_sizes("key"), default=None)
         value = min(self.head_sizes("value"), default=None)
-        if n_layers is None or n_layers > MAX_ARRAY or key is None or value is None:
+        if n_layers is None or key is None or value is None:
             return None
         if self.number("attention.key_length_mla"):
             value = 0
@@ -160,7 +161,11 @@ def _read_header(path: str, cursor: GGUFCursor) -> GGUFHeader:
     architecture = metadata.get("general.architecture", "" if is_later_part else None)
     if not isinstance(architecture, str):
         raise BadModel(f"{path}: names no architecture")
-    return GGUFHeader(cursor.size, version, architecture, n_tensors, metadata, kinds, tensors)
+    header = GGUFHeader(cursor.size, version, architecture, n_tensors, metadata, kinds, tensors)
+    n_layers = header.number("block_count")
+    if n_layers is not None and not 1 <= n_layers <= MAX_LAYERS:
+        raise BadModel(f"{path}: {n_layers} layers, llama.cpp has 1 to {MAX_LAYERS}")
+    return header
 
 
 def _read_metadata(

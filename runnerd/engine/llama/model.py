@@ -8,6 +8,7 @@ from pathlib import Path
 from runnerd.engine.base import ModelInfo
 from runnerd.engine.llama.adapters import LoraAdapters
 from runnerd.engine.llama.devices import handles_of
+from runnerd.engine.llama.fatal import blamed_for_aborts
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.library import is_of_memory, lib, quiet_load, said_of_load
 from runnerd.engine.llama.offload import offloaded
@@ -118,7 +119,7 @@ def load_model(
     params.load_mode = LOAD_MMAP
     callback = lib.llama_progress_callback(phases.native("weights", begin))  # alive until loaded
     params.progress_callback = callback
-    with quiet_load() as errors:
+    with quiet_load() as errors, blamed_for_aborts(path):
         handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
         said = said_of_load()
     loaded = LoraAdapters()

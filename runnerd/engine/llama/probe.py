@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.context_params import FLASH_ATTENTION, context_params
+from runnerd.engine.llama.fatal import blamed_for_aborts
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.host_memory import heap_bytes
 from runnerd.engine.llama.library import is_of_memory, lib, muted
@@ -46,7 +47,7 @@ class Probe:
         Raises:
             ConfigError, OutOfMemory: the model does not allow it, or it cannot even be pretended.
         """
-        with kept_log() as lines:
+        with kept_log() as lines, blamed_for_aborts(self._config.model):
             params = context_params(shape, FLASH_ATTENTION[self._config.flash_attn])
             context: int | None = lib.llama_init_from_model(self._handle, params)
             if context is not None:
@@ -70,7 +71,7 @@ def probing(config: EngineConfig, header: GGUFHeader, placement: Placement) -> I
     params = settings.params
     params.load_mode, params.no_alloc = READ, True
     before = heap_bytes()
-    with kept_log() as lines:
+    with kept_log() as lines, blamed_for_aborts(config.model):
         handle: int | None = lib.llama_model_load_from_file(os.fsencode(config.model), params)
     if handle is None:
         raise BadModel(f"{config.model}: llama.cpp cannot load it: {last_words(lines)}")
