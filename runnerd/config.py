@@ -9,6 +9,7 @@ from pathlib import Path
 from runnerd.engine.base import MAX_SLOTS, EngineConfig
 from runnerd.engine.device import CPU_ID
 from runnerd.errors import ConfigError
+from runnerd.peers import Access
 
 MAX_ADAPTERS = 64  # each takes memory, and a request may name 16
 MAX_NAME_CHARS = 256  # that a request may write
@@ -53,16 +54,20 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What to serve, where, and for how many.
+    """What to serve, where, to whom, and for how many.
 
     `socket_path` is listened on; `inherited_fd` is a connected socket from a parent, and the
     daemon ends with it. `parent_fd` is a pidfd of the parent, and the daemon ends with it, too.
+    `has_passed_sockets`: there are listening sockets from a service manager. A load that has not
+    moved for `load_timeout_s` need not be waited for.
     """
 
     engine: EngineConfig
     socket_path: Path | None = None
     inherited_fd: int | None = None
     parent_fd: int | None = None
+    has_passed_sockets: bool = False
+    access: Access = field(default_factory=Access)
     max_queue: int = 512
     max_connections: int = 256
     target_itl_ms: float = 100.0
@@ -70,6 +75,7 @@ class Config:
     images: ImageLimits = field(default_factory=ImageLimits)
     drain_s: float = 30.0
     step_timeout_s: float = 60.0
+    load_timeout_s: float = 300.0
     session: SessionLimits = field(default_factory=SessionLimits)
 
 
@@ -80,7 +86,7 @@ def check_config(config: Config) -> None:
         ConfigError: a setting is out of range, or contradicts another.
     """
     check_settings(config)
-    if config.socket_path is None and config.inherited_fd is None:
+    if (config.socket_path, config.inherited_fd) == (None, None) and not config.has_passed_sockets:
         raise ConfigError("nothing to serve on: give a socket path")
     if config.inherited_fd is not None:
         _check_socket(config.inherited_fd)
@@ -100,6 +106,7 @@ def check_settings(config: Config) -> None:
     _check_range("checkpoint-mib", config.checkpoint_mib, 0, 2**20)
     _check_range("drain", config.drain_s, 0.0, 86400.0)
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)
+    _check_range("load-timeout", config.load_timeout_s, 0.1, 86400.0)
     _check_range("embed-max", engine.n_embed, 0, 2**20)
     _check_adapters(engine.adapters)
     _check_devices(engine)

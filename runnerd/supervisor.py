@@ -25,7 +25,7 @@ from runnerd.parent_watch import until_parent_ends, wake_at_parents_death
 from runnerd.runner import Runner
 from runnerd.server import Server
 from runnerd.state_facts import state_facts
-from runnerd.systemd import Notifier
+from runnerd.systemd.notifier import Notifier
 from runnerd_protocol.messages import DaemonState
 
 log = structlog.get_logger()

@@ -73,6 +73,7 @@ ProtocolErrorCode = Literal[
     "frame_timeout",
     "handshake_timeout",
     "too_many_connections",
+    "not_allowed",
 ]
 
 
@@ -117,4 +118,5 @@ PROTOCOL_ERROR_CODES: dict[ProtocolErrorCode, CodeMeaning] = {
     "frame_timeout": CodeMeaning("client", False, "a frame was begun and not completed in time"),
     "handshake_timeout": CodeMeaning("client", False, "no hello in time"),
     "too_many_connections": CodeMeaning("client", True, "the daemon takes no more connections"),
+    "not_allowed": CodeMeaning("operator", False, "this user may not connect"),
 }

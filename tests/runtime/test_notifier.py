@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runnerd.systemd import Notifier
+from runnerd.systemd.notifier import Notifier
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What runnerd and systemd have to tell each other: sockets, states, watchdog."""
