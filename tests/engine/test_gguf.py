@@ -100,6 +100,15 @@ def test_a_file_cut_in_its_data_is_refused_with_the_expected_size_and_the_tensor
         read(path, GOOD.to_bytes()[:-1])
 
 
+def test_a_file_that_is_far_longer_than_its_tensors_is_refused(path: Path) -> None:
+    path.write_bytes(GOOD.to_bytes())
+    os.truncate(path, len(GOOD.to_bytes()) + 2**30)  # a hole: it takes no room
+    assert read_gguf(str(path)).n_tensors == 2
+    os.truncate(path, len(GOOD.to_bytes()) + 2**30 + 1)
+    with pytest.raises(BadModel, match="1073741825 bytes behind the last tensor"):
+        read_gguf(str(path))
+
+
 def test_an_empty_file_is_refused_as_empty(path: Path) -> None:
     with pytest.raises(BadModel, match="empty"):
         read(path, b"")

@@ -5,6 +5,7 @@ from math import prod
 
 from runnerd.engine.llama.gguf_cursor import U32, U64, GGUFCursor
 
+MAX_TAIL_BYTES = 2**30  # llama.cpp maps the whole file, and waits for all of it
 MAX_DIMS = 4  # GGML_MAX_DIMS
 
 # (values per block, bytes per block) and the ggml_type numbers that are stored so, as
@@ -50,7 +51,7 @@ def read_tensors(cursor: GGUFCursor, n_tensors: int, alignment: object) -> dict[
     """Take the entries, and compare the end of every tensor with the end of the file.
 
     Raises:
-        BadModel: an entry makes no sense, or the file ends before a tensor does.
+        BadModel: an entry makes no sense, or the file ends before a tensor does, or long after.
     """
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise cursor.corrupt(f"alignment {alignment!r} is not a power of two")
@@ -68,6 +69,9 @@ def read_tensors(cursor: GGUFCursor, n_tensors: int, alignment: object) -> dict[
         first_end, name = missing[0]
         cursor.part = f"tensor {name!r}, which ends at {first_end}"
         cursor.skip(max(missing)[0] - cursor.at)
+    n_behind = cursor.size - start - max(ends, default=(0, ""))[0]
+    if n_behind > MAX_TAIL_BYTES and all(tensor.kind in _BLOCKS for tensor in tensors.values()):
+        raise cursor.corrupt(f"{n_behind} bytes behind the last tensor, which nothing names")
     return tensors
 
 
