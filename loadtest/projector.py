@@ -122,7 +122,8 @@ def write_tile_model(path: Path, text_model: Path) -> Path:
 
 def _rows(model: TextModel) -> Floats:
     """Return a row per name, and the filler's."""
-    space = next(mark for mark in ("\u2581", "\u0120", " ") if f"{mark}red" in model.token_ids)
+    marks = ("\u2581", "\u0120")
+    space = next((mark for mark in marks if f"{mark}red" in model.token_ids), " ")
     rows = model.embeddings([*(space + name for name in NAMES), FILLER])
     # Gemma's graph scales the embeddings of tokens, but not rows that come from outside.
     return rows * np.float32(model.n_embd**0.5) if "gemma" in model.architecture else rows

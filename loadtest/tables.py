@@ -8,6 +8,9 @@ from loadtest.health import HealthOutcome
 from loadtest.images import ImageOutcome
 from loadtest.measure import Figures, Report
 from loadtest.sampling import SamplingOutcome
+from loadtest.simulating import Simulated
+from loadtest.soak import SoakOutcome
+from loadtest.soak_looks import Look
 
 LABELS = {
     "tokens_per_s": "tokens/s",
@@ -103,6 +106,69 @@ def health_text(outcome: HealthOutcome) -> str:
     ]
     heads = ["status while", "asked", "p50, ms", "p99, ms", "most, ms"]
     return "\n".join([*_table(heads, rows), "", *_bar_table(outcome.bars)])
+
+
+def soak_text(outcome: SoakOutcome) -> str:
+    """Return what became of the requests, what was seen at each look, and the bars."""
+    seen, counts = outcome.seen, outcome.seen.counts
+    facts = [
+        f"{counts.n_asked} requests over {counts.n_connections} connections,"
+        f" seed {outcome.load.seed}: {counts.n_finished} finished, {counts.n_answered} answered,"
+        f" {counts.n_failed} failed, {counts.n_left} left with their connection;"
+        f" {counts.n_cancelled} were cancelled",
+        f"the probe says {seen.looks[0].text!r}",
+    ]
+    heads = ["after", "MiB", "descriptors", "threads", "busy", "waiting", "connections", "cells"]
+    rows = [_looked("requests", each) for each in seen.looks]
+    rows += [_looked("connections", each) for each in seen.connect_looks]
+    return "\n".join([*facts, "", *_table(heads, rows), "", *_bar_table(outcome.bars)])
+
+
+def simulated_text(outcomes: Sequence[Simulated]) -> str:
+    """Return what simulations came to, side by side, and the bars."""
+    columns = [_simulated(each) for each in outcomes]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    heads = ["", *(each.load.name for each in outcomes)]
+    bars = [bar for each in outcomes for bar in each.bars]
+    return "\n".join([*_table(heads, rows), "", *_bar_table(bars)])
+
+
+def _simulated(each: Simulated) -> dict[str, str]:
+    return {
+        "slots": f"{each.load.n_slots}",
+        "requests": f"{each.load.n_requests}",
+        "requests/s": f"{each.load.arrivals_per_s:g}",
+        "tokens/s": f"{each.tokens_per_s:.0f}",
+        "steps, with every slot taken": f"{each.n_steps}, {each.n_full_steps}",
+        "step p50, ms": f"{each.step_p50_ms:.1f}",
+        "plan p50, p99, host ms": f"{each.plan_p50_ms:.2f}, {each.plan_p99_ms:.2f}",
+        "commit p50, p99, host ms": f"{each.commit_p50_ms:.2f}, {each.commit_p99_ms:.2f}",
+        "host time to step time": f"{each.host_share:.1%}",
+        "queue p50, p99, most, s": (
+            f"{each.queue_p50_s:.2f}, {each.queue_p99_s:.2f}, {each.queue_max_s:.2f}"
+        ),
+        "slot to first token p50, p99, s": f"{each.prefill_p50_s:.3f}, {each.prefill_p99_s:.3f}",
+        "the same of short prompts, p99, s": f"{each.short_prefill_p99_s:.3f}",
+        "ITL p50, p99, most, ms": (
+            f"{each.itl_p50_ms:.1f}, {each.itl_p99_ms:.1f}, {each.itl_max_ms:.1f}"
+        ),
+        "ITL within the target": f"{each.within_target:.1%} of {each.load.target_itl_ms:g} ms",
+        "service, greatest to least": f"{each.service_ratio:.3f}",
+        "suspended": f"{each.n_suspended}",
+    }
+
+
+def _looked(what: str, look: Look) -> list[str]:
+    held = look.holding
+    figures = (
+        *(held.n_descriptors, held.n_threads, look.n_slots_busy, look.n_waiting),
+        *(look.n_connections, look.n_cells_used),
+    )
+    return [
+        f"{held.n_requests} {what}",
+        f"{held.n_bytes / 2**20:.1f}",
+        *map(str, figures),
+    ]
 
 
 def _bar_table(bars: Sequence[Bar]) -> list[str]:

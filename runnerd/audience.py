@@ -53,10 +53,11 @@ class Audience:
             seq_id = emission.sequence.seq_id
             if emission.token is not None:
                 self._figures.n_generated_tokens += 1
-            if emission.ending is None:
-                heard = self._heard[seq_id]
-            else:
-                heard = self._heard.pop(seq_id)
+            heard = self._heard.get(seq_id)
+            if heard is None:  # it has been ended by what a listener did just now
+                continue
+            if emission.ending is not None:
+                del self._heard[seq_id]
                 self._figures.count_end(emission.sequence, emission.ending, monotonic())
             heard.listener(emission)
 

@@ -171,15 +171,16 @@ class ChildProcess:
             await self._last_words.complete.wait()
         returncode = self._process.returncode
         assert returncode is not None
-        told = returncode, self._sent, self._told, self._oom_kills.n_since
-        cause = cause_of(*told)
         words = self._last_words
+        said = words.summary()
+        told = returncode, self._sent, self._told, self._oom_kills.n_since, said
+        cause = cause_of(*told)
         return Death(
             pid=self.pid,
             returncode=returncode,
             cause=cause,
             how=describe_exit(*told),
-            summary=(words.assertion() if cause == "aborted" else "") or words.summary(),
+            summary=(words.assertion() if cause == "aborted" else "") or said,
             last_lines=tuple(words.lines),
             phase=self._phase,
             memory=self._memory,

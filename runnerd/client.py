@@ -16,7 +16,6 @@ from functools import partial
 from os import PathLike, fspath
 from typing import TypeVar, Unpack
 
-import anyio
 from anyio import to_thread
 from anyio.abc import UNIXSocketStream
 
@@ -31,6 +30,7 @@ from runnerd.client_options import (
 from runnerd.link import Link, Request, WhyLost
 from runnerd.prompt_parts import PromptPart, prompt_of
 from runnerd.results import Completion, CompletionChoice
+from runnerd.socket_io import connect_to
 from runnerd.streams import (
     CannotConnect,
     CannotRead,
@@ -38,6 +38,7 @@ from runnerd.streams import (
     ClientError,
     ConnectionLost,
     GenerationStream,
+    NotAllowed,
     RequestFailed,
     StatusStream,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "ConnectionLost",
     "GenerateOptions",
     "GenerationStream",
+    "NotAllowed",
     "PromptPart",
     "RequestFailed",
     "StatusStream",
@@ -275,10 +277,16 @@ async def connect(path: str | PathLike[str]) -> AsyncIterator[Client]:
 
     Raises:
         CannotConnect: nobody listens there; says what to do.
+        NotAllowed: the mode of the socket's file, or of a directory, keeps us out.
         ConnectionLost: the daemon refused the connection; the message says why.
     """
     try:
-        stream = await anyio.connect_unix(path)
+        stream = await connect_to(path)
+    except PermissionError as err:
+        raise NotAllowed(
+            f"may not connect to {fspath(path)} ({err.strerror}): its owner and group, and those"
+            " of the directories above, say who may"
+        ) from err
     except OSError as err:
         raise CannotConnect(
             f"nobody listens at {fspath(path)} ({err.strerror or err}):"

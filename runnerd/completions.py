@@ -21,6 +21,7 @@ from runnerd.errors import RequestError
 from runnerd.options import N_SEEDS, options_of
 from runnerd.outbox import Outbox, utf8_bytes
 from runnerd.replies import choice, deltas, finished, progress
+from runnerd.request_log import Number
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
@@ -44,7 +45,12 @@ class Completions:
     """The `n` completions of a request, from their submission to their end."""
 
     def __init__(
-        self, message: wire.Generate, runner: Runner, outbox: Outbox, on_end: OnEnd
+        self,
+        message: wire.Generate,
+        runner: Runner,
+        outbox: Outbox,
+        on_end: OnEnd,
+        on_crash: Callable[[Exception], None],
     ) -> None:
         self.has_ended = anyio.Event()
         self.message = message
@@ -52,6 +58,8 @@ class Completions:
         self._runner = runner
         self._outbox = outbox
         self._on_end = on_end
+        self._on_crash = on_crash
+        self._is_abandoned = False
         self._all: list[_Completion] = []
         self._endings: dict[int, _Ending] = {}
 
@@ -59,6 +67,23 @@ class Completions:
     def are_submitted(self) -> bool:
         """Whether there are sequences that will have an end."""
         return bool(self._all)
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """What they have taken, those that have ended; times are those of the first."""
+        numbers: dict[str, Number] = {"n": self.message.n}
+        if self._endings:
+            sequences = [sequence for sequence, *_ in self._endings.values()]
+            first, _, _, times = self._endings[min(self._endings)]
+            numbers |= {
+                "n_prompt": first.n_prompt,
+                "n_cached": sum(each.n_cached for each in sequences),
+                "n_generated": sum(each.n_generated for each in sequences),
+                "queue_ms": times.queue_ms,
+                "ttft_ms": times.ttft_ms,
+                "itl_p50_ms": times.itl_p50_ms,
+            }
+        return numbers
 
     def submit(self, prompt: Prompt, constraint: object | None, queued_at: float) -> None:
         """Queue them all, each with a seed of its own.
@@ -82,6 +107,12 @@ class Completions:
         for completion in self._all:  # those that have ended are left alone
             self._runner.end(completion.seq_id, ending)
 
+    def abandon(self, error: RequestError) -> None:
+        """End them, and say nothing more of any: somebody else does."""
+        self._is_abandoned = True
+        self.has_ended.set()
+        self.end(error)
+
     def pause(self, *, paused: bool) -> None:
         """Generate nothing while the client does not read, or go on."""
         for completion in self._all:
@@ -93,7 +124,15 @@ class Completions:
         return None if None in places else places[0]
 
     def _hear(self, completion: _Completion, emission: Emission) -> None:
-        """Pass on what one of them has to say."""
+        """Pass on what one of them has to say; if that fails, their request ends alone."""
+        if self._is_abandoned:
+            return
+        try:
+            self._pass_on(completion, emission)
+        except Exception as err:
+            self._on_crash(err)
+
+    def _pass_on(self, completion: _Completion, emission: Emission) -> None:
         token, text = emission.token, emission.text
         request_id, index = self.message.request_id, completion.index
         if emission.has_progressed:
@@ -114,24 +153,13 @@ class Completions:
     ) -> None:
         times = sequence.timings.summary(monotonic())
         self._endings[completion.index] = sequence, ending, completion.n_text_bytes, times
-        log.info(
-            "sequence.finished",
-            seq_id=sequence.seq_id,
-            reason=ending.code if isinstance(ending, RequestError) else ending,
-            n_prompt=sequence.n_prompt,
-            n_cached=sequence.n_cached,
-            n_generated=sequence.n_generated,
-            queue_ms=round(times.queue_ms, 1),
-            ttft_ms=round(times.ttft_ms, 1),
-            itl_p50_ms=round(times.itl_p50_ms, 1),
-            total_ms=round(times.total_ms, 1),
-        )
+        log.debug("sequence.finished", seq_id=sequence.seq_id, n_generated=sequence.n_generated)
         is_last = len(self._endings) == self.message.n
         if isinstance(ending, RequestError) and not is_last:
             self.end(ending)  # may end all of them here and now, and so come back here
         if is_last:
-            self.has_ended.set()
             self._on_end(self._last_answer())
+            self.has_ended.set()
 
     def cancelled_unbegun(self, waited_s: float) -> wire.Finished:
         """Return the last answer to a request that was cancelled before `submit`."""

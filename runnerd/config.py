@@ -13,6 +13,7 @@ from runnerd.peers import Access
 
 MAX_ADAPTERS = 64  # each takes memory, and a request may name 16
 MAX_NAME_CHARS = 256  # that a request may write
+LAST_DELTA_BYTES = 2**16  # what one may take on top of those that wait
 MAX_LAYERS = 2**16  # more than any model has: "all of them", as people say it
 
 
@@ -162,7 +163,7 @@ def _check_devices(engine: EngineConfig) -> None:
     n_layers, shares, devices = engine.n_gpu_layers, engine.tensor_split, engine.devices
     if n_layers is not None:
         _check_range("gpu-layers", n_layers, 0, MAX_LAYERS)
-    _check_range("reserve-mib", engine.reserve_bytes / 2**20, 0, 2**30)
+    _check_range("reserve-mib", _in(2**20, engine.reserve_bytes), 0, 2**30)
     for share in shares:
         _check_range("a share of tensor-split", share, 0.0, 1e9)
     if shares and not sum(shares):
@@ -186,9 +187,9 @@ def _check_devices(engine: EngineConfig) -> None:
 def _check_images(engine: EngineConfig, limits: ImageLimits) -> None:
     _check_range("image-rows", engine.n_image_rows, 0, 2**16)
     _check_range("image-max-mpx", limits.n_pixels / 1e6, 0.001, 1000)
-    _check_range("image-store-mib", limits.store_bytes / 2**20, 0.001, 2**20)
+    _check_range("image-store-mib", _in(2**20, limits.store_bytes), 0.001, 2**20)
     _check_range("pixel_bytes", limits.pixel_bytes, 0, 2**40)
-    _check_range("image-cache-mib", limits.cache_bytes / 2**20, 0, 2**20)
+    _check_range("image-cache-mib", _in(2**20, limits.cache_bytes), 0, 2**20)
     if engine.mmproj and find_spec("PIL") is None:
         raise ConfigError("mmproj needs Pillow to read images: pip install 'runnerd[vision]'")
     if engine.n_image_rows and not engine.mmproj and engine.engine == "llama":
@@ -200,13 +201,19 @@ def _check_session(limits: SessionLimits) -> None:
     _check_range("max-subscriptions", limits.max_subscriptions, 1, 2**20)
     _check_range("max-plans", limits.max_plans, 1, 2**20)
     _check_range("intake", limits.intake_bytes, 1, 2**40)
-    _check_range("outbox", limits.outbox_bytes, 1, 2**30)
+    _check_range("max-frame", limits.max_frame_bytes, LAST_DELTA_BYTES + 2, 2**31 - 1)
     # Deltas that wait together go out as one frame, and the last of them may be a long one.
-    _check_range("max-frame", limits.max_frame_bytes, 2**16 + 2 * limits.outbox_bytes, 2**31 - 1)
+    n_most = (limits.max_frame_bytes - LAST_DELTA_BYTES) // 2
+    _check_range("outbox-kib", _in(2**10, limits.outbox_bytes), 0.001, _in(2**10, n_most))
     _check_range("handshake-timeout", limits.handshake_timeout_s, 0.01, 86400.0)
     _check_range("frame-timeout", limits.frame_timeout_s, 0.01, 86400.0)
     _check_range("media-timeout", limits.media_timeout_s, 0.01, 86400.0)
     _check_range("write-timeout", limits.write_timeout_s, 0.01, 86400.0)
+
+
+def _in(unit: int, n_bytes: int) -> float:
+    """Return bytes in larger units, as they were said: a whole number where it is one."""
+    return n_bytes // unit if n_bytes % unit == 0 else n_bytes / unit
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

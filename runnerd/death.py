@@ -131,8 +131,12 @@ def cause_of(
     sent: signal.Signals | None = None,
     told: Told = "",
     n_oom_kills: int | None = None,
+    said: str = "",
 ) -> Cause:
-    """Return what has ended a process; of `n_oom_kills` in its group None says: not known."""
+    """Return what has ended a process that `said` something last.
+
+    Of `n_oom_kills` in its group None says: not known.
+    """
     if told == "stall":
         return "stalled"
     # What was sent SIGTERM and is ended by SIGKILL was killed by somebody else.
@@ -147,6 +151,8 @@ def cause_of(
         return "crashed"
     if name == "SIGKILL" and n_oom_kills:
         return "oom_killed"
+    if name == "SIGABRT" and "std::bad_alloc" in said:  # where native code does not expect it
+        return "out_of_memory"
     by_name: dict[str, Cause] = {"SIGABRT": "aborted", "SIGBUS": "bus_error"}
     return by_name.get(name, "killed")
 
@@ -156,11 +162,12 @@ def describe_exit(
     sent: signal.Signals | None = None,
     told: Told = "",
     n_oom_kills: int | None = None,
+    said: str = "",
 ) -> str:
     """Return in plain words how a process has ended; the arguments are those of `cause_of`."""
     name = _signal_name(returncode)
     outcome = name or f"exit status {returncode}"
-    match cause_of(returncode, sent, told, n_oom_kills):
+    match cause_of(returncode, sent, told, n_oom_kills, said):
         case "stalled":
             return f"nothing moved, and it was killed ({outcome})"
         case "cut_off":
@@ -171,6 +178,8 @@ def describe_exit(
             return f"it was told to stop, and had to be sent {sent.name} ({outcome})"
         case "crashed":
             return f"it crashed ({outcome})"
+        case "out_of_memory":
+            return f"out of memory ({outcome})"
         case "aborted":
             return f"a check in its native code failed, and it aborted ({outcome})"
         case "bus_error":

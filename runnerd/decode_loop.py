@@ -24,7 +24,7 @@ from runnerd.errors import EngineBroken, EngineFailed, RequestError
 from runnerd.figures import Figures
 from runnerd.media.encoding import Encoding
 from runnerd.slot_report import SlotReport
-from runnerd.step_watch import StepWatch
+from runnerd.step_watch import Pulse, StepWatch
 
 log = structlog.get_logger()
 
@@ -54,6 +54,7 @@ class DecodeLoop:
         self._figures = figures
         self._watch = watch
         self._fail = fail
+        self.pulse = Pulse()
         self.line_moved = anyio.Event()  # set, and made anew, when the queue is another
         self._wake = anyio.Event()
         self.embeddings = Embeddings(engine, thread, figures, watch, target_itl_s, self.wake)
@@ -126,6 +127,11 @@ class DecodeLoop:
         self.report.outdate()
         self._wake.set()
 
+    def aim_at(self, target_itl_s: float) -> None:
+        """Change the gap between tokens that prompts and passes must not push beyond."""
+        self._batcher.aim_at(target_itl_s)
+        self.embeddings.aim_at(target_itl_s)
+
     def stop(self) -> None:
         """End once every sequence has."""
         self._is_stopping = True
@@ -150,6 +156,7 @@ class DecodeLoop:
                 has_passed = await self.embeddings.run_pass(is_alone=not batcher.seq_ids)
                 if self._has_given_up:
                     return
+                self.pulse.n_beats += has_passed
                 step, has_more = self._plan()
                 if step is None and has_more:
                     continue
@@ -172,6 +179,7 @@ class DecodeLoop:
                     return  # given up meanwhile: everybody has been told
                 self.embeddings.give_time(now - started_at)
                 self._tell(self._record(step, result, now, now - started_at))
+                self.pulse.n_beats += 1
         except BaseException as err:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
@@ -201,6 +209,7 @@ class DecodeLoop:
     async def _rest(self) -> None:
         """Wait until there may be something to do, and for whoever comes right behind."""
         self._watch.rest()
+        self.pulse.is_resting = True
         await self._wake.wait()
         n_here = -1
         while len(self._audience) + len(self.embeddings) > n_here:
@@ -208,6 +217,7 @@ class DecodeLoop:
             self._wake = anyio.Event()
             for _ in range(GATHER_TURNS):
                 await checkpoint()
+        self.pulse.is_resting = False
 
     def _record(
         self, step: Step, result: StepResult, now: float, elapsed_s: float

@@ -14,6 +14,7 @@ from runnerd.intake import Share
 from runnerd.options import INLINE_SIZE, parts_of, size_of
 from runnerd.outbox import Outbox
 from runnerd.request import Request
+from runnerd.request_log import Number
 from runnerd.runner import Runner
 from runnerd_protocol import messages as wire
 
@@ -30,9 +31,15 @@ class Embedding(Request):
     def __init__(self, message: wire.Embed, runner: Runner, outbox: Outbox, share: Share) -> None:
         super().__init__(message, runner, outbox, share)
         self._wanted = message
+        self._n_inputs = len(message.inputs)
         self._inputs: list[Tokens] = []
         self._truncated: list[int] = []
         runner.places.take_embedding()
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """How many inputs it has, and tokens so far."""
+        return {"n_inputs": self._n_inputs, "n_prompt": sum(map(len, self._inputs))}
 
     async def run(self) -> None:
         """Answer it.

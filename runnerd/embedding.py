@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
+import numpy as np
+
 from runnerd.embed_queue import EmbeddingQueue, EmbeddingRequest, Pass, Tokens
 from runnerd.engine.base import Engine, Pooling
 from runnerd.engine_thread import EngineThread
@@ -16,6 +18,8 @@ from runnerd.figures import Figures
 from runnerd.step_watch import StepWatch
 
 FIRST_ROWS = 16  # beside generation, before a pass has been timed
+NO_MEMORY = "there is no memory for a pass of embeddings"
+NO_NUMBER = "the model gave an embedding that is not finite"
 WEIGHT = 0.2  # of the newest measurement, as for steps
 
 
@@ -23,7 +27,7 @@ class PassBudget:
     """How many rows a pass may have beside generation, from the passes seen so far."""
 
     def __init__(self, target_s: float) -> None:
-        self._target_s = target_s
+        self.target_s = target_s
         self._row_s: float | None = None
         self._pooling: Pooling | None = None
 
@@ -32,7 +36,7 @@ class PassBudget:
         """Rows of a pass that takes about as long as a step should; an input goes whole anyway."""
         if self._row_s is None:
             return FIRST_ROWS
-        return int(self._target_s / max(self._row_s, 1e-9))
+        return int(self.target_s / max(self._row_s, 1e-9))
 
     def observe(self, one: Pass, elapsed_s: float) -> None:
         """Learn from a pass that took so long; the first of a pooling also makes a context."""
@@ -121,6 +125,10 @@ class Embeddings:
             self._has_stopped = True
             self._engine.set_abort(True)
 
+    def aim_at(self, target_s: float) -> None:
+        """Change how long a pass beside generation should take."""
+        self._budget.target_s = target_s
+
     def give_time(self, elapsed_s: float) -> None:
         """Note that a step has had so much time."""
         self._owed_s = max(0.0, self._owed_s - elapsed_s)
@@ -147,9 +155,10 @@ class Embeddings:
             vectors = await self._thread.call(partial(self._engine.embed, one.inputs, one.pooling))
         except DecodeAborted:
             return True
-        except EngineFailed as err:
+        except (EngineFailed, MemoryError) as err:
+            failed = err if isinstance(err, EngineFailed) else EngineFailed(NO_MEMORY)
             for owner in dict.fromkeys(one.owners):
-                self._fail(owner, err)
+                self._fail(owner, failed)
             return True
         finally:
             self._watch.end()
@@ -162,5 +171,9 @@ class Embeddings:
         self._budget.observe(one, elapsed_s)
         self._figures.n_embedded += len(one.inputs)
         for owner in dict.fromkeys(one.owners):
-            owner.give(vectors[[owner is each for each in one.owners]])
+            given = vectors[[owner is each for each in one.owners]]
+            if np.isfinite(given).all():
+                owner.give(given)
+            else:
+                self._fail(owner, EngineFailed(NO_NUMBER))
         return True

@@ -46,7 +46,7 @@ class EngineThread:
 
     def __init__(self, name: str = "engine") -> None:
         self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
-        post = _poster(current_token().native_token)
+        post = poster(current_token().native_token)
         self._thread = Thread(target=self._serve, args=(post,), name=name, daemon=True)
         self._thread.start()
 
@@ -81,8 +81,10 @@ class EngineThread:
             del call  # which may hold a lot of memory, until the next one comes
 
 
-def _poster(event_loop: object) -> Post:
-    """Return what runs a function in an event loop without waiting for it.
+def poster(event_loop: object) -> Post:
+    """Return what has a function run in an event loop, a native token, without waiting for it.
+
+    Threads may call it, and signal handlers.
 
     anyio's own `from_thread` waits for the answer, which costs 45 us a step.
     """

@@ -166,6 +166,15 @@ class EngineFailed(RequestError):
     code = "engine_failed"
 
 
+class Internal(RequestError):
+    """A bug of ours, or a want of memory, has met this request; the log says more."""
+
+    code = "internal"
+
+    def __init__(self) -> None:
+        super().__init__("an internal error")
+
+
 class NoKVSlot(RunnerdError):
     """The KV cache has no room for a batch; it is as it was before the call."""
 

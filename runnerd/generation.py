@@ -1,11 +1,10 @@
 """One `Generate` in progress: from its arrival to exactly one last answer.
 
-Its task prepares it, submits it when its turn has come, and watches over its deadlines; then
-the decode loop goes on with it, and tells its completions.
+Its task prepares it and submits it when its turn has come; then the decode loop goes on with it,
+and tells its completions.
 """
 
 from collections.abc import Callable
-from math import inf
 from time import monotonic
 
 import anyio
@@ -16,7 +15,8 @@ from runnerd.completions import Completions
 from runnerd.condition import health
 from runnerd.core.prompt import Prompt
 from runnerd.engine.base import Engine
-from runnerd.errors import QueueTimeout, RequestError
+from runnerd.errors import Internal, RequestError
+from runnerd.generation_watch import GenerationWatch
 from runnerd.intake import Share
 from runnerd.options import (
     check_images,
@@ -26,7 +26,8 @@ from runnerd.options import (
     media_indexes,
 )
 from runnerd.outbox import Outbox
-from runnerd.request import Request
+from runnerd.request import Request, log_crash
+from runnerd.request_log import Number
 from runnerd.runner import Runner
 from runnerd.turn import Turn
 from runnerd.uploads import Uploads
@@ -55,22 +56,26 @@ class Generation(Request):
         self.turn = turn
         self._wanted = message
         self._forget = forget
-        self._n_ahead = runner.places.take(message.n)  # what may refuse it is behind us
-        self._completions = Completions(message, runner, outbox, self._end)
-        self._arrived_at = anyio.current_time()
+        self._completions = Completions(message, runner, outbox, self._end, self.crash)
         self._queued_at = monotonic()
         self._is_accepted = False
         self._attachments = Attachments(indexes, runner, uploads, share)
-
-    @property
-    def _start_by(self) -> float:
-        waits_s, lasts_s = self._wanted.queue_timeout_s, self._wanted.timeout_s
-        return self._arrived_at + min(waits_s or inf, lasts_s or inf)
+        try:
+            self._n_ahead = runner.places.take(message.n)  # what else may go wrong is behind us
+        except RequestError:
+            self._let_go()
+            raise
+        self._watch = GenerationWatch(message, runner, outbox, self._completions, self._n_ahead)
 
     @property
     def is_submitted(self) -> bool:
         """Whether its last answer comes out of the decode loop."""
         return self._completions.are_submitted
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """What its completions have taken."""
+        return self._completions.numbers
 
     # --- its task --------------------------------------------------------------------------
 
@@ -85,34 +90,34 @@ class Generation(Request):
         finally:
             if not self.is_submitted:
                 self._attachments.end()
-            # It and its completions know each other: what is held here stays for a while.
-            self._keep(replace(self._wanted, prompt="", grammar=None, json_schema=None))
+            self._let_go()
         self.accept()
-        if self._wanted.return_progress or self._start_by < inf:
-            async with anyio.create_task_group() as tasks:
-                if self._wanted.return_progress:
-                    tasks.start_soon(self._tell_place)
-                if self._start_by < inf:
-                    await self._keep_time()
+        await self._watch.run()
 
     async def _begin(self) -> None:
         """Prepare it and submit it."""
         prepared = None
         try:
-            with anyio.CancelScope(deadline=self._start_by):
+            with anyio.CancelScope(deadline=self._watch.start_by):
                 prepared = await self._prepare()
         finally:
             self.runner.places.leave(self._wanted.n)
             self.turn.end()
         if prepared is None:
-            self.runner.figures.count_unbegun(self._wanted.n, "timeout", self._waited_s)
-            raise self._too_late(self._n_ahead)
+            self.runner.figures.count_unbegun(self._wanted.n, "timeout", self._watch.waited_s)
+            raise self._watch.too_late(self._n_ahead)
         prompt, constraint = prepared
         self._completions.submit(prompt, constraint, self._queued_at)
         self.share.give_back()
 
+    def _let_go(self) -> None:
+        """Hold no more of the message than its options.
+
+        We and our completions know each other: what is held here stays for a while.
+        """
+        self._keep(replace(self._wanted, prompt="", grammar=None, json_schema=None))
+
     def _keep(self, rest: wire.Generate) -> None:
-        """Hold no more of the message than what is left of it."""
         self.message = self._wanted = self._completions.message = rest
 
     async def _prepare(self) -> tuple[Prompt, object | None]:
@@ -152,52 +157,6 @@ class Generation(Request):
         self.accept()
         self.outbox.put(wire.MediaWanted(self.request_id, missing))
 
-    async def _keep_time(self) -> None:
-        """End it when its time is over: as failed if it still waits, else with what there is."""
-        has_ended = self._completions.has_ended
-        with anyio.CancelScope(deadline=self._start_by):
-            await has_ended.wait()
-            return
-        n_ahead = self._completions.n_ahead()
-        if n_ahead is not None:
-            self._completions.end(self._too_late(n_ahead))
-            return
-        with anyio.CancelScope(deadline=self._arrived_at + (self._wanted.timeout_s or inf)):
-            await has_ended.wait()
-            return
-        self._completions.end("timeout")
-
-    @property
-    def _waited_s(self) -> float:
-        return anyio.current_time() - self._arrived_at
-
-    def _too_late(self, n_ahead: int) -> QueueTimeout:
-        waited_s = round(self._waited_s, 3)
-        return QueueTimeout(
-            f"not begun after {waited_s} s, {n_ahead} were before it",
-            waited_s=waited_s,
-            n_ahead=n_ahead,
-            queue_timeout_s=self._wanted.queue_timeout_s,
-            timeout_s=self._wanted.timeout_s,
-        )
-
-    async def _tell_place(self) -> None:
-        """Tell of its place in the queue when that changes, as long as it waits."""
-        told = self._n_ahead
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._stop_at_end, tasks.cancel_scope)
-            while (n_ahead := self._completions.n_ahead()) is not None:
-                if n_ahead != told:
-                    self.outbox.put(wire.PromptProgress(self.request_id, n_ahead=n_ahead))
-                    told = n_ahead
-                await self.runner.line_moved().wait()
-            tasks.cancel_scope.cancel()
-
-    async def _stop_at_end(self, scope: anyio.CancelScope) -> None:
-        """Cancel a scope once it has ended: the line may stand still after that."""
-        await self._completions.has_ended.wait()
-        scope.cancel()
-
     # --- its answers -----------------------------------------------------------------------
 
     def accept(self) -> None:
@@ -213,14 +172,24 @@ class Generation(Request):
         self.runner.figures.n_failed += self._is_accepted
         super().fail(err)
 
+    def crash(self, err: Exception) -> None:
+        """Fail by an error of ours, at once; what its completions still have to say is lost."""
+        if not self.is_submitted:
+            super().crash(err)
+        elif not self._completions.has_ended.is_set():
+            log_crash(self.request_id, err)
+            self._completions.abandon(Internal())
+            self._end(Internal())
+
     def _end(self, last: wire.Finished | RequestError) -> None:
         """Give the last answer; from then on the client may use its number again."""
         self._attachments.end()
-        self._forget(self)
         if isinstance(last, RequestError):
             self.fail(last)
         else:
             self.outbox.put(last)
+            self.log.finished(last.reason, **self.numbers)
+        self._forget(self)
 
     # --- from the session ------------------------------------------------------------------
 
@@ -233,18 +202,22 @@ class Generation(Request):
         """Take a file that its client has sent."""
         self._attachments.put(data, share)
 
-    def cancel(self) -> None:
-        """End it, wherever it is."""
+    def cancel(self, err: RequestError | None = None) -> None:
+        """End it, wherever it is; with an error, as failed by that."""
         if self.is_submitted:
-            self._completions.end("cancelled")
+            self._completions.end(err or "cancelled")
         else:
-            super().cancel()
+            super().cancel(err)
 
     def answer_cancelled(self) -> None:
-        """Say that it was cancelled before it was submitted."""
+        """Say that it was cancelled before it was submitted, or by what it failed."""
         self.accept()
-        self.runner.figures.count_unbegun(self._wanted.n, "cancelled", self._waited_s)
-        self.outbox.put(self._completions.cancelled_unbegun(self._waited_s))
+        if self._failed_by is not None:
+            self.fail(self._failed_by)
+            return
+        self.runner.figures.count_unbegun(self._wanted.n, "cancelled", self._watch.waited_s)
+        self.outbox.put(self._completions.cancelled_unbegun(self._watch.waited_s))
+        self.log.finished("cancelled", **self.numbers)
 
     def pause(self, *, paused: bool) -> None:
         """Generate nothing while its client does not read, or go on."""

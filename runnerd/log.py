@@ -1,4 +1,4 @@
-"""Structured logging: events with facts, all through one output.
+"""Structured logging: events with facts, all through one output, and not too many of them.
 
 Modules use `log = structlog.get_logger()`; `configure_logging` may run before or after that.
 """
@@ -6,12 +6,20 @@ Modules use `log = structlog.get_logger()`; `configure_logging` may run before o
 import fcntl
 import logging
 import os
+import sys
+from contextlib import suppress
+from functools import cache
+from time import monotonic
 from typing import ClassVar
 
+import anyio
 import structlog
 
 from runnerd.errors import ConfigError
-from runnerd.log_output import Fields, LogFormat, LogOutput
+from runnerd.log_limit import LIFE_CYCLE, TELL_S, LogLimits
+from runnerd.log_lines import Fields
+from runnerd.log_output import LogFormat, LogOutput
+from runnerd.tracebacks import traceback_of
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -21,9 +29,11 @@ LEVELS = {
     "critical": logging.CRITICAL,
 }
 
+LIBRARY_EVENT = "library.logged"
+
 
 class EventLogger(structlog.BoundLoggerBase):
-    """`log.info("sequence.finished", seq_id=7)`: an event's name, and facts as keywords.
+    """`log.info("request.finished", request_id=7)`: an event's name, and facts as keywords.
 
     The threshold is the class's, so that a change reaches the loggers that exist already.
     """
@@ -59,15 +69,28 @@ class EventLogger(structlog.BoundLoggerBase):
         """Log what ends the process."""
         self._proxy_to_logger("critical", event, **fields)
 
+    def _proxy_to_logger(
+        self, method_name: str, event: str | None = None, *event_args: str, **event_kw: object
+    ) -> None:
+        """Log; what cannot be, for want of memory say, is lost, and nothing else with it."""
+        try:
+            super()._proxy_to_logger(method_name, event, *event_args, **event_kw)
+        except Exception:
+            if _Outlet.current is not None:
+                _Outlet.current.writer.n_dropped += 1
+
 
 class _Outlet:
     """What structlog calls at the end of its chain: passes events to the current output."""
 
     current: ClassVar[LogOutput | None] = None
+    limits: ClassVar[LogLimits] = LogLimits()
 
     def emit(self, level: str, event: str, fields: Fields) -> None:
         if self.current is not None:
-            self.current.emit(level, event, fields)
+            _tell_suppressed(at_once=event.startswith(LIFE_CYCLE))
+            n_bytes = self.current.emit(level, event, fields)
+            self.limits.charge(level, event, n_bytes)
 
     debug = info = warning = error = critical = emit
 
@@ -76,16 +99,20 @@ class _StdlibHandler(logging.Handler):
     """Brings warnings and errors of other libraries (asyncio's, say) into the same log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < EventLogger.threshold:
+        level = record.levelname.lower()
+        if record.levelno < EventLogger.threshold or not _admits(level, LIBRARY_EVENT):
             return
         try:
             fields = {"logger": record.name, "text": record.getMessage()}
             if record.exc_info:
-                fields["exception"] = logging.Formatter().formatException(record.exc_info)
+                # What follows the first line may show the exception with its message.
+                fields["text"] = fields["text"].partition("\n")[0]
+                if record.exc_info[1] is not None:
+                    fields["exception"] = traceback_of(record.exc_info[1])
         except Exception:  # the caller's arguments do not fit its message; logging's own answer
             self.handleError(record)
             return
-        _Outlet().emit(record.levelname.lower(), "library.logged", fields)
+        _Outlet().emit(level, LIBRARY_EVENT, fields)
 
 
 _stdlib_handler = _StdlibHandler(logging.WARNING)
@@ -95,20 +122,24 @@ def configure_logging(level: str, log_format: LogFormat = "auto", fd: int = 2) -
     """Send all logging to a copy of the descriptor, and return that output.
 
     The copy is what keeps the log apart from descriptor 2 once native lines are relayed.
-    "auto": for people on a terminal, JSON elsewhere.
+    "auto": the journal if that is where the descriptor leads, for people on a terminal, JSON
+    elsewhere.
 
     Raises:
         ConfigError: there is no such level.
     """
     set_level(level)
+    _alarm()  # takes a descriptor, as long as there are some
     output = LogOutput(_duplicate(fd), log_format)
     previous, _Outlet.current = _Outlet.current, output
+    _Outlet.limits = LogLimits()
     if previous is not None:
-        os.close(previous.writer.fd)
+        previous.close()
     structlog.configure(
         processors=[
+            _drop_what_is_too_much,
             structlog.contextvars.merge_contextvars,
-            structlog.processors.format_exc_info,
+            _show_exception,
             _to_outlet,
         ],
         wrapper_class=EventLogger,
@@ -116,7 +147,19 @@ def configure_logging(level: str, log_format: LogFormat = "auto", fd: int = 2) -
         cache_logger_on_first_use=True,
     )
     logging.getLogger().addHandler(_stdlib_handler)  # does nothing the second time
+    if output.problem:
+        _Outlet().emit("warning", "log.degraded", {"reason": output.problem})
     return output
+
+
+async def tell_suppressed() -> None:
+    """Tell of lines that were held back within a second or so, also if no other follows."""
+    while True:
+        await anyio.wait_readable(_alarm())
+        with suppress(BlockingIOError):  # another daemon of this process was first
+            os.eventfd_read(_alarm())
+        await anyio.sleep(TELL_S)
+        _tell_suppressed()
 
 
 def set_level(level: str) -> None:
@@ -128,6 +171,45 @@ def set_level(level: str) -> None:
     if level not in LEVELS:
         raise ConfigError(f"log level {level!r} is none of {', '.join(LEVELS)}")
     EventLogger.threshold = LEVELS[level]
+
+
+@cache
+def _alarm() -> int:
+    """Return what is readable once a line was held back, by whatever thread; never closed."""
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+def _admits(level: str, event: str) -> bool:
+    if _Outlet.limits.admits(level, event, monotonic()):
+        return True
+    os.eventfd_write(_alarm(), 1)
+    return False
+
+
+def _tell_suppressed(*, at_once: bool = False) -> None:
+    for each in _Outlet.limits.take_suppressed(monotonic(), at_once=at_once):
+        if _Outlet.current is not None:
+            fields = {"suppressed": each.event, "n_lines": each.n_lines}
+            _Outlet.current.emit(each.level, "log.suppressed", fields)
+
+
+def _drop_what_is_too_much(
+    logger: object, method: str, event_dict: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if not _admits(method, str(event_dict["event"])):
+        raise structlog.DropEvent
+    return event_dict
+
+
+def _show_exception(
+    logger: object, method: str, event_dict: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    err = event_dict.pop("exc_info", None)
+    if err is True:
+        err = sys.exc_info()[1]
+    if isinstance(err, BaseException):
+        event_dict["exception"] = traceback_of(err)
+    return event_dict
 
 
 def _to_outlet(

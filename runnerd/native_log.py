@@ -30,6 +30,7 @@ from runnerd.native_relay import Relay
 STDERR = 2
 ANSWER_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 1.0
+LINGER_S = 10.0  # of the relay, for a slow disk: nobody else may be left to tell of an abort
 ANSWER_BYTES = 1 << 18  # 50 lines of 500 characters, whatever the characters
 
 log = structlog.get_logger()
@@ -117,7 +118,8 @@ def _start_process(output: LogOutput) -> _RelayProcess:
         pid = os.fork()
         if pid == 0:
             keep = {STDERR, lines_fd, output.writer.fd, theirs.fileno()}
-            _run_relay(Relay(output, EventLogger.threshold, mark, theirs), lines_fd, keep)
+            relay = Relay(output, EventLogger.threshold, mark, theirs)
+            _run_relay(relay, output, lines_fd, keep)
         os.dup2(pipe_fd, STDERR)
     except OSError:
         os.close(real_stderr)
@@ -131,7 +133,7 @@ def _start_process(output: LogOutput) -> _RelayProcess:
     return _RelayProcess(pid, mark, ours, real_stderr)
 
 
-def _run_relay(relay: Relay, lines_fd: int, keep: set[int]) -> NoReturn:
+def _run_relay(relay: Relay, output: LogOutput, lines_fd: int, keep: set[int]) -> NoReturn:
     """Be the child: never return into the daemon's code, nor run its exit handlers."""
     status = 1
     try:
@@ -144,6 +146,7 @@ def _run_relay(relay: Relay, lines_fd: int, keep: set[int]) -> NoReturn:
         with suppress(OSError):  # a name for `ps`, no more
             Path("/proc/self/comm").write_text("runnerd-log")
         relay.serve(lines_fd)
+        output.linger(LINGER_S)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -15,11 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from runnerd.log import LEVELS
+from runnerd.log_limit import Allowance, tokens_for
 from runnerd.log_output import LogOutput
 
 MAX_LINE_BYTES = 8192  # a longer line is logged in pieces: memory stays bounded
 READ_BYTES = 65536  # what a pipe holds
-MAX_LINES_PER_S = 200  # a warning per token must not fill the disk
+# Lines at once and per second: a warning per token must not fill the disk. The library's chat
+# is logged only for those who want to read it.
+GRAVE_LINES = (20, 8)
+CHAT_LINES = (200, 200)
+TELL_S = 1.0  # how long lines are counted before the count is told
 TAIL_LINES = 50
 ANSWER_CHARS = 500  # per line of an answer, so that it fits into one packet
 
@@ -99,9 +104,10 @@ class Relay:
         self._splitter = LineSplitter()
         self._guess = LevelGuess()
         self._tail: deque[NativeLine] = deque(maxlen=TAIL_LINES)
-        self._second_at = float("-inf")
-        self._n_logged = 0  # within the second that began at `_second_at`
+        self._grave = Allowance(*GRAVE_LINES)
+        self._chat = Allowance(*CHAT_LINES)
         self._n_suppressed = 0
+        self._tell_at = 0.0
         self._is_stopping = False
 
     def serve(self, fd: int) -> None:
@@ -116,7 +122,7 @@ class Relay:
                     self._take(line)
                 if not data:
                     break
-            if self._is_second_over():
+            if time.monotonic() >= self._tell_at:
                 self._report_suppressed()
         self._report_suppressed()
         if not self._is_stopping:
@@ -131,15 +137,14 @@ class Relay:
         self._tail.append(native)
         if LEVELS[native.level] < self._threshold:
             return
-        if self._is_second_over():
-            self._report_suppressed()
-            self._second_at = time.monotonic()
-            self._n_logged = 0
-        if self._n_logged >= MAX_LINES_PER_S:
-            self._n_suppressed += 1
+        now = time.monotonic()
+        allowance = self._chat if native.level == "debug" else self._grave
+        if allowance.has_any(now):
+            allowance.take(tokens_for(self._log(native)))
             return
-        self._n_logged += 1
-        self._log(native)
+        if not self._n_suppressed:
+            self._tell_at = now + TELL_S
+        self._n_suppressed += 1
 
     def _obey(self, word: bytes) -> None:
         if word == b"stop":
@@ -150,10 +155,11 @@ class Relay:
         with suppress(OSError):  # the daemon no longer waits for it
             self._answers.send(answer, socket.MSG_DONTWAIT)
 
-    def _log(self, native: NativeLine) -> None:
+    def _log(self, native: NativeLine) -> int:
+        """Log a line; return how many bytes it took."""
         native.is_logged = True
         fields = {"source": "stderr", "text": native.text}
-        self._output.emit(native.level, "native.line", fields)
+        return self._output.emit(native.level, "native.line", fields)
 
     def _log_last_words(self) -> None:
         """Log what was held back of the last lines: the daemon died, one of them may say why.
@@ -168,13 +174,10 @@ class Relay:
         for line in held_back:
             self._log(line)
 
-    def _is_second_over(self) -> bool:
-        return time.monotonic() >= self._second_at + 1
-
     def _timeout_ms(self) -> float | None:
         if not self._n_suppressed:
             return None
-        return max(0.0, self._second_at + 1 - time.monotonic()) * 1000 + 1
+        return max(0.0, self._tell_at - time.monotonic()) * 1000 + 1
 
     def _report_suppressed(self) -> None:
         if self._n_suppressed:

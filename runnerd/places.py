@@ -9,13 +9,14 @@ from runnerd.errors import InvalidRequest, Overloaded
 class Places:
     """The places of one runner. `check_open` raises if nothing is served any more.
 
-    Until there is a `batcher` all slots are free.
+    Until there is a `batcher` all slots are free. `max_queue` may change at any time: whoever
+    has a place keeps it.
     """
 
     def __init__(self, n_slots: int, max_queue: int, check_open: Callable[[], None]) -> None:
         self.batcher: Batcher | None = None
         self._n_slots = n_slots
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._check_open = check_open
         self._n_preparing = 0
         self._n_embedding = 0
@@ -29,12 +30,12 @@ class Places:
             LoadFailed, ShuttingDown: nothing is served any more.
         """
         self._check_open()
-        n_most = self._n_slots + self._max_queue
+        n_most = self._n_slots + self.max_queue
         if n > n_most:
             raise InvalidRequest("n", n, f"at most {n_most}, the slots and the queue")
         n_waiting = self._n_waiting(n)
         n_ahead = max(0, n_waiting - n)
-        if n_waiting > self._max_queue:
+        if n_waiting > self.max_queue:
             raise self._overloaded(n_ahead, n)
         self._n_preparing += n
         return n_ahead
@@ -55,7 +56,7 @@ class Places:
         """
         self._check_open()
         n_waiting = self.n_waiting
-        if n_waiting > self._max_queue:
+        if n_waiting > self.max_queue:
             raise self._overloaded(n_waiting, 1)
         self._n_embedding += 1
 
@@ -76,7 +77,7 @@ class Places:
 
     def _overloaded(self, n_waiting: int, n_more: int) -> Overloaded:
         return Overloaded(
-            f"{n_waiting} requests wait, no room for {n_more}: the queue holds {self._max_queue}",
+            f"{n_waiting} requests wait, no room for {n_more}: the queue holds {self.max_queue}",
             n_waiting=n_waiting,
-            max_queue=self._max_queue,
+            max_queue=self.max_queue,
         )

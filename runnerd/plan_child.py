@@ -91,8 +91,9 @@ def _put_last(pid: int) -> None:
     Steps wait for the slowest of their threads: on two cores a process beside them that is as
     important took four fifths of all tokens, and this one takes a tenth.
     """
-    with suppress(OSError):  # it may have ended, or there is no /proc: it is planned all the same
+    with suppress(OSError):  # it may have ended, or this is forbidden: it is planned all the same
         os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+    with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 

@@ -14,14 +14,15 @@ from runnerd.config import SessionLimits
 from runnerd.core.parts import check_tokens
 from runnerd.embed_request import Embedding
 from runnerd.engine.base import Engine
-from runnerd.errors import Overloaded, RequestError
+from runnerd.errors import Internal, Overloaded, RequestError
 from runnerd.generation import Generation
 from runnerd.intake import Intake, Share
 from runnerd.options import INLINE_SIZE, is_long, parts_of
 from runnerd.outbox import Outbox
 from runnerd.planning import Planning
 from runnerd.replies import failed, model
-from runnerd.request import Request, RequestMessage
+from runnerd.request import Request, log_crash
+from runnerd.request_log import RequestLog, RequestMessage
 from runnerd.runner import Runner
 from runnerd.turn import Turn
 from runnerd.uploads import Uploads
@@ -66,6 +67,7 @@ class Requests:
         request_id = message.request_id
         if isinstance(message, wire.GetStatus):
             self._outbox.put(self._board.status(request_id))
+            RequestLog(message).finished("complete")
             return
         share = Share(self._intake, n_bytes)
         try:
@@ -73,8 +75,12 @@ class Requests:
             request = self._request_of(message, share)
         except RequestError as err:
             share.give_back()
-            self._runner.troubles.note(err)
-            self._outbox.put(failed(request_id, err))
+            self._refuse(message, err)
+            return
+        except Exception as err:
+            share.give_back()
+            log_crash(request_id, err)
+            self._refuse(message, Internal())
             return
         self._requests[request_id] = request
         if isinstance(request, Generation):
@@ -83,6 +89,11 @@ class Requests:
             if self._runner.engine is None:
                 request.accept()
         self._tasks.start_soon(self._run, request)
+
+    def _refuse(self, message: RequestMessage, err: RequestError) -> None:
+        self._runner.troubles.note(err)
+        self._outbox.put(failed(message.request_id, err))
+        RequestLog(message).failed(err)
 
     def _check_limits(self, message: RequestMessage) -> None:
         n_requests, n_most = len(self._requests), self._limits.max_requests
@@ -143,6 +154,11 @@ class Requests:
             if not only_subscriptions or isinstance(request.message, wire.Subscribe):
                 request.cancel()
 
+    def fail_all(self, err: RequestError) -> None:
+        """Answer every request with an error that is none of the client's."""
+        for request in list(self._requests.values()):
+            request.cancel(err)
+
     def pause(self, request_id: int, paused: bool) -> None:  # a callback
         """Stop a generation while its client does not read, or let it go on."""
         if request_id in self._requests:
@@ -152,11 +168,22 @@ class Requests:
         try:
             with request.scope:
                 await self._handle(request)
-            if request.scope.cancelled_caught:
+            was_cancelled = request.scope.cancelled_caught
+            if was_cancelled:
                 self._answer_cancelled(request)
-        except RequestError as err:
+            if not isinstance(request, Generation):
+                reason = "cancelled" if was_cancelled else "complete"
+                request.log.finished(reason, **request.numbers)
+        except anyio.get_cancelled_exc_class():  # with its connection: nobody hears of its end
+            if not isinstance(request, Generation) or not request.is_submitted:
+                request.log.finished("cancelled", **request.numbers)
+            raise
+        except Exception as err:
             self._runner.figures.n_embeds_failed += isinstance(request, Embedding)
-            request.fail(err)
+            if isinstance(err, RequestError):
+                request.fail(err)
+            else:
+                request.crash(err)
         finally:
             request.share.give_back()
         if not isinstance(request, Generation) or not request.is_submitted:

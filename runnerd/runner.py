@@ -69,8 +69,7 @@ class Runner:
             LoadError, ConfigError: there is no engine; whoever waited for it has been told.
             EngineBroken: the engine failed; so were all sequences.
         """
-        self._thread = EngineThread()
-        loop = await self._open(self._thread)
+        loop = await self._open()
         await loop.run()
         if self.state != "failed":
             self._set_state("stopped")
@@ -88,9 +87,10 @@ class Runner:
                 await self._thread.call(engine.close)
         self._thread.close()
 
-    async def _open(self, thread: EngineThread) -> DecodeLoop:
+    async def _open(self) -> DecodeLoop:
         self._set_state("loading")
         try:
+            thread = self._thread = EngineThread()
             engine = await self.loading.run(thread, self.config.engine)
             batcher, loop = open_loop(
                 self.config, engine, thread, self.figures, self.watches, self.pictures, self.give_up
@@ -124,6 +124,15 @@ class Runner:
         self.loading.stop()
         if self.loop is not None:
             self.loop.give_up(cause)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go by other settings from now on; those of the engine are the same."""
+        self.config = config
+        self.places.max_queue = config.max_queue
+        self.watches.set_limit(config.step_timeout_s)
+        if self.loop is not None:  # else it is made by them
+            self.loop.aim_at(config.target_itl_ms / 1e3)
+        self._tell_change()
 
     def stop(self) -> None:
         """Take no more requests, refuse those that wait, let running ones finish."""

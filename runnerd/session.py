@@ -5,20 +5,23 @@ outbox holds. A peer that has closed loses its requests; one that has only stopp
 its answers first. Whatever goes wrong here ends this session and no other.
 """
 
-import select
-
 import anyio
 import structlog
 from anyio.abc import UNIXSocketStream
 
 from runnerd.board import Board
+from runnerd.complaints import Complaints
 from runnerd.config import SessionLimits
+from runnerd.errors import Internal
+from runnerd.frame_clock import FrameClock
+from runnerd.frame_room import FrameInRoom, FrameRoom
 from runnerd.outbox import Outbox
 from runnerd.planning import Planning
 from runnerd.replies import SERVER_NAME
+from runnerd.request_log import log_failed, numbers_in
 from runnerd.requests import Requests
 from runnerd.runner import Runner
-from runnerd.socket_io import raw_socket, receive, send
+from runnerd.socket_io import raw_socket, receive, send, until_hang_up
 from runnerd_protocol.connection import Rejection, ServerConnection
 from runnerd_protocol.errors import MessageTooLarge
 from runnerd_protocol.messages import (
@@ -39,7 +42,7 @@ BULK_BYTES = 2**18  # of a frame that has begun and lacks as much: a socket's bu
 
 
 class Session:
-    """Serves one connected client."""
+    """Serves one client, connected at `opened_at`."""
 
     def __init__(
         self,
@@ -48,30 +51,40 @@ class Session:
         limits: SessionLimits,
         board: Board,
         planning: Planning,
+        room: FrameRoom,
     ) -> None:
         self._stream = stream
         self._socket = raw_socket(stream)
         self._limits = limits
         self._connection = ServerConnection(limits.max_frame_bytes)
+        self._room = room
+        self._frame = FrameInRoom(room)
         self._tasks = anyio.create_task_group()
         self._outbox = Outbox(limits.outbox_bytes, self._on_full)
         self._requests = Requests(runner, self._outbox, self._tasks, limits, board, planning)
+        self.opened_at = anyio.current_time()
         self._is_closing = False
         self._last_word: ProtocolError | None = None
-        self._n_complaints = 0
+        self._complaints = Complaints()
 
     async def serve(self) -> None:
         """Serve until the client has gone or has broken the protocol, or `close` is called."""
         try:
             async with self._stream, self._tasks:
                 self._tasks.start_soon(self._write)
-                await self._read()
+                await self._read_on()
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
             log.debug("session.reset", n_requests=len(self._requests))
         finally:
+            self._connection.abandon()  # or half a frame would stay until garbage is collected
+            self._frame.let_go()
             self._requests.cancel_all()
-            if self._n_complaints > 1:
-                log.warning("client.kept_complaining", n_more=self._n_complaints - 1)
+            self._complaints.sum_up()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the client has sent more than its greeting."""
+        return self._connection.n_frames > 1
 
     def close(self) -> None:
         """Send every answer that is owed, then close; a subscription would never end by itself."""
@@ -84,54 +97,66 @@ class Session:
 
     # --- reading ---------------------------------------------------------------------------
 
+    async def _read_on(self) -> None:
+        """Read as long as there is anything to read, and we make no mistake about it."""
+        try:
+            await self._read()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise
+        except Exception:
+            log.exception("session.crashed")
+            self._requests.fail_all(Internal())
+            self._break_off(ProtocolError("internal", str(Internal())))
+
     async def _read(self) -> None:
-        deadline = anyio.current_time() + self._limits.handshake_timeout_s
-        n_frames = 0
-        while self._connection.state != "closed":
-            try:
-                with anyio.fail_after(deadline - anyio.current_time()):
+        clock = FrameClock(self._connection, self._limits, self._requests.uploads)
+        try:
+            while self._connection.state != "closed":
+                with anyio.fail_after(clock.left_s):
                     data = await self._receive()
-            except TimeoutError:
-                self._break_off(self._timeout())
-                return
-            if not data:
-                self._end_of_input()
-                return
-            self._take_in(data)
+                if not data:
+                    self._end_of_input()
+                    return
+                self._take_in(data)
+                await self._wait_for_room(clock)
+                clock.follow()
+        except TimeoutError:
+            self._break_off(clock.verdict)
+
+    async def _wait_for_room(self, clock: FrameClock) -> None:
+        """Wait until more can be read, while the frame's clock stands still.
+
+        It goes on for who does not read what we send, and has room that others wait for.
+        """
+        connection = self._connection
+        with self._requests.uploads.unread():
             stopped_at = anyio.current_time()
-            with self._requests.uploads.unread():
+            self._frame.let_go_if_complete(connection.n_frames, connection.n_pending)
+            has_room = self._frame.is_in_room
+            with anyio.fail_after(clock.left_s if has_room else None):
                 await self._outbox.wait_for_room()
-                await self._requests.wait_for_room()
-            deadline += anyio.current_time() - stopped_at  # that it took so long was our doing
-            if self._connection.version is None:
-                continue
-            if not self._connection.is_mid_frame:
-                deadline = float("inf")
-                self._requests.uploads.end_frame()
-            elif deadline == float("inf") or n_frames != self._connection.n_frames:
-                deadline = anyio.current_time() + self._limits.frame_timeout_s
-                self._requests.uploads.begin_frame()
-            n_frames = self._connection.n_frames
+            if has_room:
+                stopped_at = anyio.current_time()
+            await self._requests.wait_for_room()
+            await self._frame.follow(
+                connection.n_frames, connection.n_pending, connection.n_missing
+            )
+            clock.allow(anyio.current_time() - stopped_at)
 
     async def _receive(self) -> bytes:
         """Return what there is: much amid a large frame, with which nothing is to be done yet."""
         n_missing = self._connection.n_missing
         if n_missing <= READ_BYTES:
             return await receive(self._socket, READ_BYTES)
-        return await receive(self._socket, min(n_missing, BULK_BYTES))
+        await anyio.wait_readable(self._socket)
+        async with self._room.turn:  # who has little to say is not to wait for all who have much
+            return await receive(self._socket, min(n_missing, BULK_BYTES))
 
     def _take_in(self, data: bytes) -> None:
         """Act on what has come; none of it is held here while the next read waits."""
         events = self._connection.receive(data)
         for event, n_bytes in zip(events, self._connection.event_bytes, strict=True):
             self._handle(event, n_bytes)
-
-    def _timeout(self) -> ProtocolError:
-        if self._connection.version is None:
-            seconds = self._limits.handshake_timeout_s
-            return ProtocolError("handshake_timeout", f"no hello within {seconds} s")
-        seconds = self._limits.frame_timeout_s
-        return ProtocolError("frame_timeout", f"a frame was not complete within {seconds} s")
 
     def _end_of_input(self) -> None:
         """Let the requests of a client that sends no more run to their end."""
@@ -142,24 +167,19 @@ class Session:
 
     def _close_unread(self) -> None:
         """Close once all is answered; nobody reads any more, so see to it if the client goes."""
+        self._connection.abandon()
+        self._frame.let_go()
         self._requests.uploads.end()
         self._tasks.start_soon(self._watch_for_hang_up)
         self.close()
 
     async def _watch_for_hang_up(self) -> None:
-        """Drop everything once the client has closed altogether, now or later.
-
-        Its socket stays readable after the end of input, so waiting for that would only spin. An
-        epoll that is asked for nothing still tells of a hang-up, and becomes readable itself.
-        """
+        """Drop everything once the client has closed altogether, now or later."""
         try:
-            hang_up = select.epoll()
+            await until_hang_up(self._socket)
         except OSError as err:  # out of descriptors: only a failing write will tell
             log.warning("session.unwatched", error=err.strerror)
             return
-        with hang_up:
-            hang_up.register(self._socket, 0)
-            await anyio.wait_readable(hang_up.fileno())
         self._tasks.cancel_scope.cancel()
 
     def _handle(self, event: ClientMessage | Rejection, n_bytes: int) -> None:
@@ -168,6 +188,11 @@ class Session:
                 self._break_off(reply)
             case Rejection(reply=reply):
                 self._outbox.put(reply)
+                if isinstance(reply, Failed):
+                    facts: dict[str, object] = {"request_id": reply.request_id, "code": reply.code}
+                    log_failed(reply.code, facts)
+                else:
+                    log.info("session.message_rejected", code=reply.code)
             case Hello():
                 version = self._connection.version or 0
                 self._outbox.put(Welcome(version, self._limits.max_frame_bytes, SERVER_NAME))
@@ -176,9 +201,7 @@ class Session:
             case Media():
                 self._requests.put_file(event, n_bytes)
             case ProtocolError():
-                self._n_complaints += 1
-                if self._n_complaints == 1:  # a client must not fill the log
-                    log.warning("client.complained", code=event.code, text=event.message)
+                self._complaints.note(event)
                 if event.fatal:
                     self._tasks.cancel_scope.cancel()
             case _:
@@ -189,7 +212,7 @@ class Session:
 
         Nothing may follow a fatal error, so it waits for the requests to be answered.
         """
-        log.info("session.broken_off", code=reply.code, text=reply.message)
+        log.info("session.broken_off", code=reply.code, **numbers_in(reply.details))
         self._last_word = reply
         self._requests.cancel_all()
         self._close_unread()
@@ -198,8 +221,15 @@ class Session:
 
     async def _write(self) -> None:
         """Send until the session closes and every answer that is owed has gone out."""
-        while not (self._is_closing and self._outbox.is_empty and not self._requests):
-            await self._send([self._encode(message) for message in await self._outbox.take()])
+        try:
+            while not (self._is_closing and self._outbox.is_empty and not self._requests):
+                await self._send([self._encode(message) for message in await self._outbox.take()])
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise
+        except Exception:  # an answer is lost: the client must not wait for it
+            log.exception("session.crashed")
+            self._requests.fail_all(Internal())
+            self._last_word = ProtocolError("internal", str(Internal()))
         if self._last_word is not None:
             await self._send([self._encode(self._last_word)])
         self._tasks.cancel_scope.cancel()
@@ -215,5 +245,6 @@ class Session:
         try:
             return self._connection.send(message)
         except MessageTooLarge as err:
+            log.info("session.answer_too_large", max_frame_bytes=self._limits.max_frame_bytes)
             assert not isinstance(message, Welcome | ProtocolError)
             return self._connection.send(Failed(message.request_id, "answer_too_large", str(err)))

@@ -1,9 +1,20 @@
-"""The step and the encode in progress: since when they run, and whether that is too long."""
+"""The step and the encode in progress: since when they run, and whether that is too long.
+
+And what else shows that the decode loop goes round: its pulse.
+"""
 
 from collections.abc import Callable
 from time import monotonic
 
 import anyio
+
+
+class Pulse:
+    """Of the decode loop: `n_beats` steps and passes have ended well; `is_resting` when idle."""
+
+    def __init__(self) -> None:
+        self.n_beats = 0
+        self.is_resting = False
 
 
 class StepWatch:
@@ -15,6 +26,12 @@ class StepWatch:
         self._started_at: float | None = None
         self._is_working = anyio.Event()
         self._has_ended = anyio.Event()
+        self._has_new_limit = anyio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is in progress."""
+        return self._started_at is not None
 
     @property
     def age_s(self) -> float:
@@ -25,6 +42,13 @@ class StepWatch:
     def is_late(self) -> bool:
         """Whether the step in progress has taken too long."""
         return self.age_s >= self._limit_s
+
+    def set_limit(self, limit_s: float) -> None:
+        """Let another limit hold, also for the step in progress."""
+        self._limit_s = limit_s
+        self._has_new_limit.set()
+        self._has_new_limit = anyio.Event()
+        self._has_ended.set()  # or may not be late any more
 
     def begin(self, now: float) -> None:
         """Note that a step begins."""
@@ -46,7 +70,8 @@ class StepWatch:
             await self._is_working.wait()
             left_s = self._limit_s - self.age_s
             if left_s > 0:
-                await anyio.sleep(left_s)
+                with anyio.move_on_after(left_s):
+                    await self._has_new_limit.wait()
                 continue
             self._has_ended = anyio.Event()
             self._tell()
@@ -60,6 +85,11 @@ class Watches:
     def __init__(self, limit_s: float, tell: Callable[[], None]) -> None:
         self.step = StepWatch(limit_s, tell)
         self.encode = StepWatch(limit_s, tell)
+
+    def set_limit(self, limit_s: float) -> None:
+        """Let another limit hold from now on."""
+        self.step.set_limit(limit_s)
+        self.encode.set_limit(limit_s)
 
     @property
     def stalled(self) -> str:

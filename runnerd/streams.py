@@ -34,6 +34,10 @@ class CannotConnect(ClientError):
     """No daemon listens there."""
 
 
+class NotAllowed(CannotConnect):
+    """The system does not let us connect there."""
+
+
 class CannotSend(ClientError):
     """The request is too large, holds what cannot be encoded, or lacks an image that is wanted."""
 

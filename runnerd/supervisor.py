@@ -1,7 +1,8 @@
 """The daemon's life: listen, load, serve, drain, and the exit status that says how it went.
 
 SIGTERM or SIGINT once: refuse new requests, let running ones finish within `drain_s`, then
-cancel them; a load is to end at once. A second time: end now. SIGUSR1: log the state.
+cancel them; a load is to end at once. A second time: end now. SIGUSR1: log the state. SIGHUP:
+read the settings again, where there are any to read, or a service manager; else it is not touched.
 """
 
 import os
@@ -9,38 +10,42 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 
 import anyio
 import structlog
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from runnerd.announcing import Announcer, LoadWatcher
 from runnerd.condition import status
 from runnerd.config import Config, check_config
+from runnerd.ending import EXIT_INTERNAL, Ending
 from runnerd.engine import open_engine
-from runnerd.errors import ConfigError, EngineBroken, LoadError
+from runnerd.entrances import Entrances
+from runnerd.errors import ConfigError, EngineBroken, LoadError, OutOfMemory
 from runnerd.listener import BoundSocket, bind_unix
+from runnerd.log import tell_suppressed
 from runnerd.malloc import return_large_blocks
 from runnerd.parent_watch import until_parent_ends, wake_at_parents_death
+from runnerd.reload_task import Reload, ReloadTask, at_hang_up
 from runnerd.runner import Runner
 from runnerd.server import Server
 from runnerd.state_facts import state_facts
+from runnerd.systemd.environment import ServiceEnvironment
 from runnerd.systemd.notifier import Notifier
-from runnerd_protocol.messages import DaemonState
+from runnerd.systemd.watchdog import Watchdog
+from runnerd.vital_signs import VitalSigns
 
 log = structlog.get_logger()
 
 EXIT_OK = 0
-EXIT_INTERNAL = 70
-KILL_S = 10.0  # after the drain, for the step in progress to end
-LEFT_KILL_S = 4.0  # the same, when the parent has closed its socket and waits for our end
+LEFT_KILL_S = 4.0  # for the step in progress, when the parent has closed its socket and waits
 ORPHAN_KILL_S = 0.5  # the same, when there is no parent left to wait for anything
-UNLINK_CHECK_S = 5.0  # how soon a deleted socket file is noticed
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NO_SERVICE = ServiceEnvironment()
 
 LastLines = Callable[[], list[str]]
-LoadWatcher = Callable[[DaemonState, str, float], None]
-"""Told the state, the load's phase and its fraction, at each change until the load is over."""
 
 
 async def run_daemon(
@@ -48,27 +53,36 @@ async def run_daemon(
     last_native_lines: LastLines,
     on_load: LoadWatcher | None = None,
     before_kill: Callable[[], None] | None = None,
+    service: ServiceEnvironment = NO_SERVICE,
+    reload: Reload | None = None,
 ) -> int:
     """Serve until told to stop; return the exit status.
 
     `last_native_lines` gives what the native libraries have logged lately: the cause of a
     failed load, where the file itself shows none. `before_kill` is called, and must not take
-    long, where the process ends without returning from here.
+    long, where the process ends without returning from here. `reload` is for SIGHUP.
     """
+    notifier = Notifier(service.notify_address, config.load_timeout_s)
+    for text in service.warnings:
+        log.warning("systemd.misunderstood", text=text)
     try:
-        check_config(config)
         # Around everything: a signal that nobody receives would leave the socket file behind.
-        with anyio.open_signal_receiver(*SIGNALS) as signals, ExitStack() as stack:
+        with ExitStack() as stack, anyio.open_signal_receiver(*SIGNALS) as signals:
+            for each in service.sockets:
+                stack.enter_context(each.socket)
+            check_config(config)
             bound = None
             if config.socket_path is not None:
                 bound = stack.enter_context(bind_unix(config.socket_path))
-            daemon = _Daemon(config, bound, last_native_lines, on_load, before_kill)
-            return await daemon.run(signals)
+            daemon = _Daemon(config, service, notifier, bound, last_native_lines)
+            return await daemon.run(signals, on_load, before_kill, reload)
     except ConfigError as err:
         log.error("daemon.misconfigured", error=str(err))
+        notifier.failed(str(err), err)
         return err.exit_code
-    except Exception:
+    except Exception as err:
         log.exception("daemon.crashed")
+        notifier.failed("an internal error", err)
         return EXIT_INTERNAL
 
 
@@ -78,195 +92,168 @@ class _Daemon:
     def __init__(
         self,
         config: Config,
+        service: ServiceEnvironment,
+        notifier: Notifier,
         bound: BoundSocket | None,
         last_native_lines: LastLines,
-        on_load: LoadWatcher | None,
-        before_kill: Callable[[], None] | None,
     ) -> None:
-        self._config = config
-        self._bound = bound
-        self._last_native_lines = last_native_lines
-        self._on_load = on_load
-        self._before_kill = before_kill
         self._runner = Runner(config, open_engine)
-        self._server = Server(config, self._runner)
-        self._notifier = Notifier.from_environment()
+        self._server = Server(self._runner)
+        self._entrances = Entrances(self._server, bound, service.sockets)
+        self._notifier = notifier
+        self._is_managed = service.is_managed
+        self._watchdog_s = service.watchdog_s
+        self._last_native_lines = last_native_lines
         self._exit_code = EXIT_OK
         self._was_told_to_stop = False
-        self._started_at = anyio.current_time()
 
-    async def run(self, signals: AsyncIterator[signal.Signals]) -> int:
-        log.info("daemon.starting", pid=os.getpid(), model=self._config.engine.model)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_signals, tasks, signals)
-            self._start_listening(tasks)
-            tasks.start_soon(self._announce)
-            await self._run_engine()
-            self._stop_listening()
-            await self._server.close()
-            await self._runner.close()
-            tasks.cancel_scope.cancel()
-        log.info("daemon.stopped", exit_code=self._exit_code)
+    async def run(
+        self,
+        signals: AsyncIterator[signal.Signals],
+        on_load: LoadWatcher | None,
+        before_kill: Callable[[], None] | None,
+        reload: Reload | None,
+    ) -> int:
+        log.info("daemon.starting", pid=os.getpid(), model=self._runner.config.engine.model)
+        reload_task = ReloadTask(reload, self._runner, self._notifier)
+        # A terminal's, without a file to read, ends us as it ends others; or not, under nohup.
+        ask = reload_task.ask if reload is not None or self._is_managed else None
+        with at_hang_up(ask):
+            await self._live(signals, on_load, before_kill, reload_task)
         return self._exit_code
 
-    def _start_listening(self, tasks: TaskGroup) -> None:
-        if self._bound is not None:
-            tasks.start_soon(self._server.listen, self._bound.socket.dup(), tasks)
-            tasks.start_soon(_watch_path, self._bound)
-        if self._config.inherited_fd is not None:
-            tasks.start_soon(self._serve_parent, tasks, self._config.inherited_fd)
-        if self._config.parent_fd is not None:
-            wake_at_parents_death()
-            tasks.start_soon(self._watch_parent, tasks, self._config.parent_fd)
+    async def _live(
+        self,
+        signals: AsyncIterator[signal.Signals],
+        on_load: LoadWatcher | None,
+        before_kill: Callable[[], None] | None,
+        reload_task: ReloadTask,
+    ) -> None:
+        runner, server, notifier = self._runner, self._server, self._notifier
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tell_suppressed)
+            ending = Ending(runner, server, self._entrances, notifier, tasks, before_kill)
+            tasks.start_soon(self._watch_signals, signals, ending)
+            self._entrances.open(tasks)
+            self._follow_parent(tasks, ending)
+            announcer = Announcer(runner, notifier, on_load, self._names)
+            tasks.start_soon(self._announce, tasks, announcer, reload_task)
+            await self._run_engine()
+            self._entrances.close()
+            await server.close()
+            await runner.close()
+            tasks.cancel_scope.cancel()
+        log.info("daemon.stopped", exit_code=self._exit_code)
+        if self._exit_code == EXIT_OK:
+            notifier.stopped()
+
+    @property
+    def _names(self) -> list[str]:
+        """Where clients find us, or a parent does."""
+        return self._entrances.names or [f"fd {self._runner.config.inherited_fd}"]
+
+    async def _announce(
+        self, tasks: TaskGroup, announcer: Announcer, reload_task: ReloadTask
+    ) -> None:
+        """Tell of the load; begin what takes a model that is there."""
+        if not await announcer.run():
+            return
+        tasks.start_soon(reload_task.run)
+        if self._watchdog_s:
+            doubt = VitalSigns(self._runner).doubt
+            tasks.start_soon(Watchdog(self._watchdog_s, self._notifier, doubt).run)
 
     async def _run_engine(self) -> None:
         try:
             await self._runner.run()
             if self._runner.state == "failed":  # given up, and yet it has ended
                 self._exit_code = EXIT_INTERNAL
+                if self._runner.failure is not None:
+                    self._notifier.failed(self._runner.failure.text)
         except (LoadError, ConfigError) as err:
             self._exit_code = err.exit_code
             if err.exit_code:
+                self._notifier.failed(str(err), err)
                 failure = self._runner.failure
                 facts = {} if failure is None else failure.details
                 cause = await self._cause()
                 log.error("daemon.load_failed", error=str(err), native=cause, **facts)
         except EngineBroken as err:
             self._exit_code = EXIT_INTERNAL
+            self._notifier.failed(str(err), err)
             log.error("daemon.engine_failed", error=str(err), native=await self._cause())
-        except Exception:
-            self._exit_code = EXIT_INTERNAL
+        except Exception as err:
+            has_no_memory = isinstance(err, MemoryError)
+            self._exit_code = OutOfMemory.exit_code if has_no_memory else EXIT_INTERNAL
+            self._notifier.failed("out of memory" if has_no_memory else "an internal error", err)
             log.exception("daemon.crashed")
 
     async def _cause(self) -> list[str]:
         lines = await to_thread.run_sync(self._last_native_lines)
         return [line for line in lines if "rror" in line or "fail" in line][-3:]
 
-    async def _announce(self) -> None:
-        """Tell of the load; log when the model is there, and where to find it."""
-        runner = self._runner
-        while runner.state in ("starting", "loading"):
-            await runner.changed.wait()
-            if self._on_load is not None:
-                self._on_load(runner.state, runner.loading.phase, runner.loading.fraction)
-            if runner.state == "loading":
-                now = anyio.current_time()
-                self._notifier.loading(runner.loading.phase, runner.loading.fraction, now)
-        if self._runner.state == "ready" and self._runner.engine is not None:
-            limits = self._runner.engine.limits
-            log.info(
-                "daemon.ready",
-                model=self._runner.engine.model.name,
-                socket=str(self._config.socket_path or f"fd {self._config.inherited_fd}"),
-                n_slots=limits.n_slots,
-                n_ctx=limits.n_ctx,
-                n_batch=limits.n_batch,
-                load_s=round(anyio.current_time() - self._started_at, 2),
-            )
-            self._notifier.ready(f"serving {self._runner.engine.model.name}")
+    # --- what ends it ----------------------------------------------------------------------
 
-    # --- the end ---------------------------------------------------------------------------
-
-    async def _watch_signals(
-        self, tasks: TaskGroup, signals: AsyncIterator[signal.Signals]
-    ) -> None:
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals], ending: Ending) -> None:
         async for number in signals:
+            name = signal.Signals(number).name
             if number == signal.SIGUSR1:
                 self._log_state()
             elif self._was_told_to_stop:
-                self._exit_now(signal.Signals(number).name)
+                ending.at_once(name)
             else:
                 self._was_told_to_stop = True
                 if not self._runner.is_stopping:  # else it is ending by itself, and soon
-                    self._stop(tasks, signal.Signals(number).name, self._config.drain_s)
+                    ending.begin(name, self._runner.config.drain_s)
 
-    def _stop(self, tasks: TaskGroup, cause: str, drain_s: float, kill_s: float = KILL_S) -> None:
-        """Take nothing new; give what runs so many seconds."""
-        batcher = self._runner.batcher
-        n_requests = 0 if batcher is None else len(batcher.seq_ids)
-        if batcher is None:
-            drain_s = 0.0  # a load is to end, not to go on
-        log.info("daemon.draining", cause=cause, n_requests=n_requests, drain_s=drain_s)
-        self._notifier.stopping(f"{n_requests} requests run for at most {drain_s} s")
-        self._stop_listening()
-        self._runner.stop()
-        tasks.start_soon(self._end_drain, drain_s, kill_s)
+    def _follow_parent(self, tasks: TaskGroup, ending: Ending) -> None:
+        config = self._runner.config
+        if config.inherited_fd is not None:
+            tasks.start_soon(self._serve_parent, config.inherited_fd, ending)
+        if config.parent_fd is not None:
+            wake_at_parents_death()
+            tasks.start_soon(_watch_parent, config.parent_fd, ending)
 
-    def _stop_listening(self) -> None:
-        """Leave the path to whoever comes next; the server holds a socket of its own."""
-        self._server.stop_accepting()
-        if self._bound is not None:
-            self._bound.close()
-
-    async def _end_drain(self, drain_s: float, kill_s: float) -> None:
-        await anyio.sleep(drain_s)
-        self._runner.cancel_all()
-        await anyio.sleep(kill_s)
-        what = "load" if self._runner.batcher is None else "step"
-        self._runner.give_up(f"the {what} in progress does not end")
-        await self._server.close()
-        self._exit_now(f"a {what} that does not end")
-
-    def _exit_now(self, cause: str) -> None:
-        """End without waiting for anything: a native call may never return."""
-        log.error("daemon.killed", cause=cause, step_age_s=round(self._runner.watches.age_s, 1))
-        if self._bound is not None:
-            self._bound.close()
-        if self._before_kill is not None:
-            self._before_kill()
-        os._exit(EXIT_INTERNAL)
-
-    async def _serve_parent(self, tasks: TaskGroup, fd: int) -> None:
+    async def _serve_parent(self, fd: int, ending: Ending) -> None:
         """Serve the parent; when it has gone there is nobody left to serve."""
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         await self._server.serve_parent(sock)
         if not self._runner.is_stopping:
-            self._stop(tasks, "parent has left", 0.0, LEFT_KILL_S)
-
-    async def _watch_parent(self, tasks: TaskGroup, fd: int) -> None:
-        """End with the parent, also while others still hold its end of the socket."""
-        await until_parent_ends(fd)
-        self._stop(tasks, "parent has ended", 0.0, ORPHAN_KILL_S)
+            ending.begin("parent has left", 0.0, LEFT_KILL_S)
 
     def _log_state(self) -> None:
         now = status(0, self._runner, self._server.n_connections, last=True)
         log.info("daemon.state", **state_facts(now))
 
 
-async def _watch_path(bound: BoundSocket) -> None:
-    """Say when the socket file was deleted: nobody new can reach us then."""
-    while bound.still_ours():  # noqa: ASYNC110  # a deletion sets no event
-        await anyio.sleep(UNLINK_CHECK_S)
-    if bound.socket.fileno() >= 0:  # else it was us who took it away
-        log.warning("daemon.socket_deleted", path=str(bound.path))
+async def _watch_parent(fd: int, ending: Ending) -> None:
+    """End with the parent, also while others still hold its end of the socket."""
+    await until_parent_ends(fd)
+    ending.begin("parent has ended", 0.0, ORPHAN_KILL_S)
 
 
 def start(
     config: Config,
+    service: ServiceEnvironment,
     backend: str,
     last_native_lines: LastLines,
     on_load: LoadWatcher | None = None,
     before_kill: Callable[[], None] | None = None,
+    reload: Reload | None = None,
 ) -> int:
     """Run the daemon in an event loop of its own; return the exit status."""
     return_large_blocks()
     options: dict[str, object] = {}
     if backend == "asyncio":
-        options["use_uvloop"] = _has_uvloop()
+        options["use_uvloop"] = find_spec("uvloop") is not None
 
     async def run() -> int:
-        exit_code = await run_daemon(config, last_native_lines, on_load, before_kill)
+        exit_code = await run_daemon(
+            config, last_native_lines, on_load, before_kill, service, reload
+        )
         for number in SIGNALS:  # the handlers are gone, and it is not a signal that has ended us
             signal.signal(number, signal.SIG_IGN)
         return exit_code
 
     return anyio.run(run, backend=backend, backend_options=options)
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401  # optional, and not needed with trio
-    except ImportError:
-        return False
-    return True

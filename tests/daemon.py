@@ -18,6 +18,7 @@ from runnerd.config import Config, ImageLimits, SessionLimits
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig, LoadProgress
 from runnerd.engine.reference import ReferenceEngine
+from runnerd.peers import Access
 from runnerd.runner import Runner
 from runnerd.server import Server
 from runnerd.socket_io import raw_socket, receive
@@ -99,6 +100,7 @@ async def running_daemon(
     max_connections: int = 256,
     step_timeout_s: float = 60.0,
     images: ImageLimits = ImageLimits(),  # noqa: B008  # frozen
+    access: Access = Access(),  # noqa: B008  # frozen
 ) -> AsyncIterator[Daemon]:
     """Run a daemon on the reference engine; whatever a test leaves running is cancelled."""
     engine = EngineConfig(
@@ -117,6 +119,7 @@ async def running_daemon(
         config = Config(
             engine=engine,
             socket_path=path,
+            access=access,
             max_queue=max_queue,
             max_connections=max_connections,
             step_timeout_s=step_timeout_s,
@@ -124,7 +127,7 @@ async def running_daemon(
             session=limits,
         )
         runner = Runner(config, load or open_engine)
-        daemon = Daemon(path, runner, Server(config, runner))
+        daemon = Daemon(path, runner, Server(runner))
         sock = socket(AF_UNIX)
         sock.setblocking(False)
         sock.bind(str(path))

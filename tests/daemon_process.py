@@ -78,8 +78,12 @@ async def start_daemon_process(
     engine: str = "reference",
     waits_until_ready: bool = True,
     inherits: socket.socket | None = None,
+    within: Sequence[str] = (),
 ) -> AsyncIterator[DaemonProcess]:
-    """Start a daemon, and wait until it says READY=1; kill it at the end if it still runs."""
+    """Start a daemon, and wait until it says READY=1; kill it at the end if it still runs.
+
+    `within` is a command that becomes the one that it is given, such as `unshare`.
+    """
     with TemporaryDirectory() as folder:
         path, log_path = Path(folder, "socket"), Path(folder, "log")
         where: Sequence[str] = ("--socket", str(path))
@@ -92,7 +96,7 @@ async def start_daemon_process(
             notified.bind(f"{folder}/notify")
             notified.setblocking(False)
             process = subprocess.Popen(
-                [*RUNNERD, "serve", model, "--engine", engine, *where, *options],
+                [*within, *RUNNERD, "serve", model, "--engine", engine, *where, *options],
                 env=os.environ | {"NOTIFY_SOCKET": f"{folder}/notify"},
                 pass_fds=() if inherits is None else (inherits.fileno(),),
                 stdin=subprocess.DEVNULL,

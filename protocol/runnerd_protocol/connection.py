@@ -77,6 +77,11 @@ class ServerConnection:
         return self._frames.is_mid_frame
 
     @property
+    def n_pending(self) -> int:
+        """How many bytes of the frame in progress are held here."""
+        return self._frames.n_pending
+
+    @property
     def n_missing(self) -> int:
         """How many bytes the frame in progress lacks, as far as it is known; 0: there is none."""
         return self._frames.n_missing
@@ -118,6 +123,11 @@ class ServerConnection:
             return self._end("frame_incomplete", "the stream ended amid a frame")
         self._order.from_client = "closed"
         return None
+
+    def abandon(self) -> None:
+        """Read nothing more, and drop what has come of a frame."""
+        self._order.from_client = "closed"
+        self._frames = FrameDecoder(self.max_frame_bytes)
 
     def welcome(self, server: str = "") -> bytes:
         """Return the frame that answers `Hello`."""

@@ -63,6 +63,7 @@ FailedCode = Literal[
     "shutting_down",
     "load_failed",
     "engine_failed",
+    "internal",
 ]
 ProtocolErrorCode = Literal[
     "bad_message",
@@ -74,6 +75,7 @@ ProtocolErrorCode = Literal[
     "handshake_timeout",
     "too_many_connections",
     "not_allowed",
+    "internal",
 ]
 
 
@@ -107,6 +109,7 @@ FAILED_CODES: dict[FailedCode, CodeMeaning] = {
     "shutting_down": CodeMeaning("client", True, "the daemon is draining"),
     "load_failed": CodeMeaning("operator", False, "the model could not be loaded"),
     "engine_failed": CodeMeaning("operator", False, "the engine could not complete the request"),
+    "internal": CodeMeaning("operator", False, "a bug of the daemon, or no memory was left for it"),
 }
 
 PROTOCOL_ERROR_CODES: dict[ProtocolErrorCode, CodeMeaning] = {
@@ -119,4 +122,5 @@ PROTOCOL_ERROR_CODES: dict[ProtocolErrorCode, CodeMeaning] = {
     "handshake_timeout": CodeMeaning("client", False, "no hello in time"),
     "too_many_connections": CodeMeaning("client", True, "the daemon takes no more connections"),
     "not_allowed": CodeMeaning("operator", False, "this user may not connect"),
+    "internal": CodeMeaning("operator", False, "a bug of the daemon, or no memory was left for it"),
 }

@@ -11,7 +11,7 @@ from reprlib import Repr
 from typing import Literal, get_args
 
 from msgspec import DecodeError, Raw, Struct, ValidationError, convert, defstruct
-from msgspec.msgpack import Decoder, decode
+from msgspec.msgpack import Decoder, Ext, decode
 from msgspec.structs import fields
 
 from runnerd_protocol.errors import Details
@@ -28,7 +28,16 @@ _PATH_STEP = re.compile(r"\w+")
 
 _NOT_READABLE = "(not readable)"
 
-_abridged = Repr()
+
+class _Abridged(Repr):
+    """Prints a value in short. What would print as its address in memory says its kind."""
+
+    def repr_Ext(self, ext: Ext, level: int) -> str:  # noqa: N802  # named after the type
+        """Print an extension value, which is never ours."""
+        return f"(ext {ext.code} of {memoryview(ext.data).nbytes} bytes)"
+
+
+_abridged = _Abridged()
 _abridged.maxstring = _abridged.maxother = MAX_VALUE_CHARS
 
 

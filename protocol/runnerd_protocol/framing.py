@@ -53,6 +53,11 @@ class FrameDecoder:
         return bool(self._pending)
 
     @property
+    def n_pending(self) -> int:
+        """How many bytes of the frame in progress have come, its length included."""
+        return len(self._pending)
+
+    @property
     def n_missing(self) -> int:
         """How many bytes the frame in progress lacks, as far as it is known; 0: there is none."""
         return self._n_needed - len(self._pending) if self._pending else 0

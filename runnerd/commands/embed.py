@@ -23,7 +23,8 @@ class EmbeddingLine(msgspec.Struct, frozen=True):
 def embed(
     texts: Annotated[list[str], typer.Argument(help="The texts; '-' reads one a line from stdin.")],
     socket: Annotated[
-        Path | None, typer.Option("--socket", help="Ask the daemon here.", metavar="PATH")
+        Path | None,
+        typer.Option("--socket", readable=False, help="Ask the daemon here.", metavar="PATH"),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Start a private daemon on this model for the one call.")

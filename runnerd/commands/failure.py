@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from runnerd.client import CannotSend, Client, ClientError, RequestFailed, connect
+from runnerd.errors import ConfigError, LoadError
 from runnerd.launcher import ChildDied
 
 REQUEST_FAILED = 1
@@ -53,6 +54,19 @@ def translated() -> Iterator[None]:
         if err.filename is not None:  # stdout has none that we know
             raise
         raise CommandFailed(f"cannot write: {err.strerror}", IO_ERROR) from err
+
+
+@contextmanager
+def telling_the_service(address: str) -> Iterator[None]:
+    """Tell the service manager at an address, "" for none, what keeps the daemon from starting."""
+    try:
+        yield
+    except (CommandFailed, ConfigError, LoadError) as err:
+        if address:
+            from runnerd.systemd.notifier import Notifier  # brings the log: slow
+
+            Notifier(address).failed(str(err), err)
+        raise
 
 
 @asynccontextmanager

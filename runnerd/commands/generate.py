@@ -36,7 +36,8 @@ def _number(what: str, low: float, high: float) -> object:
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from stdin.")],
     socket: Annotated[
-        Path | None, typer.Option("--socket", help="Ask the daemon here.", metavar="PATH")
+        Path | None,
+        typer.Option("--socket", readable=False, help="Ask the daemon here.", metavar="PATH"),
     ] = None,
     model: Annotated[
         str | None,

@@ -13,6 +13,9 @@ from runnerd.commands.failure import USAGE, CommandFailed
 from runnerd.engine.base import EngineConfig, KVType
 from runnerd.models import resolve_model
 
+DEVICES = "Devices"  # panels of the help on a terminal
+IMAGES = "Images"
+
 MODEL_HELP = "A GGUF file, or the alias 'smollm2'; for the reference engine its options."
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -30,7 +33,13 @@ CtxTotal = Annotated[
 ]
 Batch = Annotated[int, typer.Option(help="Tokens per step, over all requests.")]
 Ubatch = Annotated[int, typer.Option(help="Tokens per pass within a step.")]
-Threads = Annotated[int, typer.Option(help="Threads; 0: one per core.")]
+Threads = Annotated[
+    int,
+    typer.Option(
+        help="Threads of a forward pass at most; 0: one per core. It has fewer while other"
+        " processes want the cores."
+    ),
+]
 KV = Annotated[
     Literal["auto", "split", "unified"],
     typer.Option(help="A part of the KV cache for each slot, or one for all."),
@@ -63,14 +72,17 @@ EmbedMax = Annotated[
 Mmproj = Annotated[
     str,
     typer.Option(
-        help="The GGUF file of the projector with which the model reads images.", metavar="FILE"
+        help="The GGUF file of the projector with which the model reads images.",
+        metavar="FILE",
+        rich_help_panel=IMAGES,
     ),
 ]
 ImageRows = Annotated[
     int,
     typer.Option(
         help="Inputs that an image may take at most, where the projector takes any size; 0: as"
-        " it was trained, and at most half of the context."
+        " it was trained, and at most half of the context.",
+        rich_help_panel=IMAGES,
     ),
 ]
 GPULayers = Annotated[
@@ -79,6 +91,7 @@ GPULayers = Annotated[
         help="Layers on devices other than the CPU, the output layer counts as one; auto: as"
         " many as fit.",
         metavar="N|auto",
+        rich_help_panel=DEVICES,
     ),
 ]
 Devices = Annotated[
@@ -87,6 +100,7 @@ Devices = Annotated[
         help="The devices that may be used, by their ids as `runnerd plan` shows them; none: the"
         " CPU alone.",
         metavar="ID,...|all|none",
+        rich_help_panel=DEVICES,
     ),
 ]
 TensorSplit = Annotated[
@@ -94,10 +108,16 @@ TensorSplit = Annotated[
     typer.Option(
         help="Shares of the layers, one for each device in order; auto: by what is free there.",
         metavar="A,B,...|auto",
+        rich_help_panel=DEVICES,
     ),
 ]
 ReserveMib = Annotated[
-    int, typer.Option(help="Memory that is left free on each device but the CPU.", metavar="MIB")
+    int,
+    typer.Option(
+        help="Memory that is left free on each device but the CPU.",
+        metavar="MIB",
+        rich_help_panel=DEVICES,
+    ),
 ]
 CheckpointMib = Annotated[
     int,
@@ -107,10 +127,16 @@ CheckpointMib = Annotated[
     ),
 ]
 ImageStoreMib = Annotated[
-    int, typer.Option(help="Memory for files of images, over all clients.", metavar="MIB")
+    int,
+    typer.Option(
+        help="Memory for files of images, over all clients.", metavar="MIB", rich_help_panel=IMAGES
+    ),
 ]
 ImageCacheMib = Annotated[
-    int, typer.Option(help="Memory for images that were encoded before.", metavar="MIB")
+    int,
+    typer.Option(
+        help="Memory for images that were encoded before.", metavar="MIB", rich_help_panel=IMAGES
+    ),
 ]
 
 

@@ -26,7 +26,9 @@ def plan(
     model: Annotated[str | None, typer.Argument(help=options.MODEL_HELP)] = None,
     socket: Annotated[
         Path | None,
-        typer.Option("--socket", help="Ask the daemon here about its model.", metavar="PATH"),
+        typer.Option(
+            "--socket", readable=False, help="Ask the daemon here about its model.", metavar="PATH"
+        ),
     ] = None,
     engine: options.EngineName = "llama",
     slots: options.Slots = 4,

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def status(
-    socket: Annotated[Path, typer.Option("--socket", help="Where it listens.", metavar="PATH")],
+    socket: Annotated[
+        Path, typer.Option("--socket", readable=False, help="Where it listens.", metavar="PATH")
+    ],
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.05, max=3600.0)

@@ -26,7 +26,12 @@ SIGNALLED = 128
 def top(
     socket: Annotated[
         list[Path],
-        typer.Option("--socket", help="Where one listens; may be given again.", metavar="PATH"),
+        typer.Option(
+            "--socket",
+            readable=False,
+            help="Where one listens; may be given again.",
+            metavar="PATH",
+        ),
     ],
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.05, max=3600.0)

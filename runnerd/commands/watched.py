@@ -6,7 +6,7 @@ from time import monotonic
 
 import anyio
 
-from runnerd.client import CannotConnect, ClientError, connect
+from runnerd.client import CannotConnect, ClientError, NotAllowed, connect
 from runnerd_protocol.messages import Status
 
 PATIENCE_S = 1.0  # more than this behind its time, a status is missed
@@ -57,6 +57,8 @@ class Watched:
 
     def _reason(self, err: ClientError) -> str:
         """Return what is wrong; that nobody listens is the lesser news where somebody did."""
+        if isinstance(err, NotAllowed):
+            return "not allowed to connect there"
         if isinstance(err, CannotConnect):
             return "it has gone" if self.status is not None else "nobody listens there"
         return str(err)

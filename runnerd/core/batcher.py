@@ -11,7 +11,7 @@ from runnerd.core.checkpoints import BUDGET_BYTES
 from runnerd.core.emission import Emission, Vocabulary, last_word, n_generated_limit, progress
 from runnerd.core.fill import Fill
 from runnerd.core.line import Line
-from runnerd.core.outcome import no_room, store, take_samples
+from runnerd.core.outcome import no_room, spoiled, store, take_samples
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.shelf import Shelf
@@ -94,6 +94,10 @@ class Batcher:
         """Leave a sequence out of steps, or take it up again."""
         if seq_id in self._sequences:
             self._sequences[seq_id].paused = paused
+
+    def aim_at(self, target_itl_s: float) -> None:
+        """Change the gap between tokens that prompts must not push beyond, from now on."""
+        self._fill.aim_at(target_itl_s)
 
     @property
     def wants_abort(self) -> bool:
@@ -219,6 +223,8 @@ class Batcher:
         telling = [sequence for sequence in running if sequence.options.wants_progress]
         emissions = [said for sequence in telling for said in progress(sequence)]
         emissions += take_samples(step, result, sequences, self._vocabulary, n_ctx, now)
+        if spoilers := spoiled(step, result, sequences):
+            self.residency.start_over(spoilers)
         for sequence in running:
             n_past, n_inputs = sequence.slot.n_past, len(sequence.inputs)
             if n_past == n_inputs and sequence.ending is None:

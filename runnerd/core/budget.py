@@ -14,7 +14,7 @@ class PrefillBudget:
 
     def __init__(self, n_batch: int, target_itl_s: float) -> None:
         self._n_batch = n_batch
-        self._target_itl_s = target_itl_s
+        self.target_itl_s = target_itl_s
         self._decode_s = 0.0
         self._row_s: float | None = None
 
@@ -23,7 +23,7 @@ class PrefillBudget:
         n_room = self._n_batch - n_decoding
         if n_decoding == 0 or self._row_s is None:
             return n_room
-        left_s = self._target_itl_s - self._decode_s
+        left_s = self.target_itl_s - self._decode_s
         n_rows = int(left_s / self._row_s) if self._row_s > 0 else n_room
         return min(max(n_rows, MIN_ROWS), n_room)
 

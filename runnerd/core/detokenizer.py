@@ -40,8 +40,9 @@ class Detokenizer:
     @property
     def n_needed(self) -> int:
         """How many characters have to be out for all bytes that came to be."""
-        is_cut, _ = self._decoder.getstate()
-        return self._n_decoded + bool(is_cut)  # whatever follows, the bytes kept become one
+        kept, _ = self._decoder.getstate()
+        # One, whatever follows; but half a surrogate is kept, too, and is a character a byte.
+        return self._n_decoded + len(kept.decode("utf-8", "replace"))
 
     def finish(self) -> str:
         """Return what is held back. The text is at its end; after a stop there is none."""

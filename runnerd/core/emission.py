@@ -58,11 +58,16 @@ def take_up(
 ) -> Emission:
     """Take up what was sampled. An ending is noted in the sequence, for its owner to carry out.
 
-    A reason noted before, from outside, stays the reason.
+    A reason noted before, from outside, stays the reason. A row of no numbers may be another's
+    fault, by cells that both have read: it ends its sequence where that ran alone.
     """
     if isinstance(sampled, SampleFault):
-        sequence.ending = sequence.ending or EngineFailed(sampled.message)
+        if sampled.spoils_slot and not sequence.is_doubted:
+            sequence.is_doubted = True
+        else:
+            sequence.ending = sequence.ending or EngineFailed(sampled.message)
         return Emission(sequence, "")
+    sequence.is_doubted = False
     logprobs = sampled if isinstance(sampled, Logprobs) else None
     token = sampled if isinstance(sampled, int) else sampled.token
     sequence.timings.token(now)

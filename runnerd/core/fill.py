@@ -43,6 +43,10 @@ class Fill:
         self._prefill_cap = self._limits.n_batch
         self._residency.n_prompt_rows = self._budget.rows(self.n_decoding)
 
+    def aim_at(self, target_itl_s: float) -> None:
+        """Change the gap between tokens that prompts must not push beyond."""
+        self._budget.target_itl_s = target_itl_s
+
     def halve(self, n_rows: int) -> bool:
         """Let the next step have half the prompt rows of one that found no room, if it had any.
 

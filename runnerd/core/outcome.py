@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from runnerd.core.batch import Batch, Span, Step, StepResult
+from runnerd.core.batch import Batch, SampleFault, Span, Step, StepResult
 from runnerd.core.emission import Emission, Vocabulary, take_up
 from runnerd.core.kv import KVLedger
 from runnerd.core.residency import Residency
@@ -56,6 +56,16 @@ def take_samples(
             sequence.timings.sampling_s += next(seconds, 0.0)
             emissions.append(take_up(sequence, next(sampled), vocabulary, n_ctx, now))
     return emissions
+
+
+def spoiled(step: Step, result: StepResult, sequences: Sequences) -> list[Sequence]:
+    """Return the sequences whose slots hold what is no number."""
+    wanting = [span.seq_id for span in _spans_run(step, result) if span.wants_logits]
+    return [
+        sequences[seq_id]
+        for seq_id, sampled in zip(wanting, result.sampled, strict=True)
+        if isinstance(sampled, SampleFault) and sampled.spoils_slot
+    ]
 
 
 def no_room(batch: Batch, ledger: KVLedger) -> EngineFailed:

@@ -54,10 +54,12 @@ class Residency:
         return self._cells.edits
 
     def active(self) -> list[Sequence]:
-        """Return the sequences that may take part in a step."""
-        return [
+        """Return the sequences that may take part in a step; one that is doubted runs alone."""
+        active = [
             s for s in self.running if s.suspended_at is None and s.follows is None and not s.paused
         ]
+        doubted = [s for s in active if s.is_doubted]
+        return doubted[:1] or active
 
     @property
     def is_short(self) -> bool:
@@ -165,6 +167,24 @@ class Residency:
         slot = sequence.slot
         n_past = sequence.layout.cut_start(slot.n_past - 1)
         self._cells.go_back(slot, self._cells.reach(slot, n_past))
+
+    def start_over(self, spoiled: list[Sequence]) -> None:
+        """Let go of all cells that may hold what is no number; who needs them evaluates again.
+
+        They are those of the sequences that were spoiled, and what they may have begun from. Where
+        all slots are in one cache they are all: a pass reads everybody's, and whose were the first
+        of them nobody knows. It is somebody who was given no token; so they go on one by one.
+        """
+        is_unified = self._limits.is_unified
+        keys = {sequence.options.cache_key for sequence in spoiled}
+        for slot in self.pool.idle():
+            if is_unified or slot.key in keys:
+                self._cells.forget(slot, 0)
+        for sequence in self.running if is_unified else spoiled:
+            if sequence.n_past > 0 and not sequence.is_decoding:
+                sequence.is_doubted = True
+            self._cells.forget(sequence.slot, 0)
+            abandon(sequence, self.running)
 
     # --- cells -----------------------------------------------------------------------------
 

@@ -71,9 +71,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleFault:
-    """A row's logits gave no token (NaN, or nothing left to choose from)."""
+    """A row's logits gave no token (NaN, or nothing left to choose from).
+
+    `spoils_slot`: the model's own logits were no numbers, so what the slot holds is of no use; in
+    a unified cache, what any slot holds. An engine may have emptied it; who plans lets it be.
+    """
 
     message: str
+    spoils_slot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

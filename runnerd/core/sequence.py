@@ -59,7 +59,8 @@ class Sequence:
 
     Steps stop at the `halts` of a sequence, ascending, for a checkpoint. One that `follows`
     another takes part in no step until that one has the first `n_awaited` inputs cached. It
-    `is_fresh` until a step has evaluated something for it.
+    `is_fresh` until a step has evaluated something for it. One that `is_doubted` starts over, and
+    runs alone until it is given a token: it or another has made what is no number.
     """
 
     seq_id: int
@@ -89,6 +90,7 @@ class Sequence:
     follows: "Sequence | None" = None
     n_awaited: int = 0
     is_fresh: bool = True
+    is_doubted: bool = False
 
     @property
     def slot(self) -> Slot:

@@ -41,9 +41,9 @@ class EngineConfig:
 
     `model` is a file's path, or for the reference engine its options ("layers=2,window=8").
     `n_ctx` 0: what the model was trained for, at most 4096. `n_cells` 0: `n_slots * n_ctx`.
-    `n_threads` 0: one per core. `swa_full`: sliding layers keep every position, which takes
-    memory and makes checkpoints unnecessary. `kv_type` other than f16: where there is flash
-    attention. `adapters`: names and paths of LoRA adapters.
+    `n_threads`, the most that a pass has; 0: one per core. `swa_full`: sliding layers keep every
+    position, which takes memory and makes checkpoints unnecessary. `kv_type` other than f16: where
+    there is flash attention. `adapters`: names and paths of LoRA adapters.
     `n_embed` 0: the longest input of an embedding is `n_ubatch`. The first embedding takes memory
     for so many rows, each with its logits, and a generation waits for a whole input.
     `mmproj`: the file of the projector that makes rows of images; empty: no images.

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 IMAGES_AT_ONCE = 8
 PIXELS_AT_ONCE = 2**22  # of more than one image: their pixels are held while they are encoded
+NO_MEMORY = "there is no memory to encode an image"
 AT_ONCE_S = 0.5  # likewise, going by the last one: who needs the first waits for all of them
 
 
@@ -151,8 +152,9 @@ class Encoding:
         encoded: tuple[EncodedImage | EngineFailed, ...]
         try:
             encoded = await thread.call(call, abandon_on_cancel=True)
-        except EngineFailed as err:
-            encoded = (err,) * len(images)
+        except (EngineFailed, MemoryError) as err:
+            failed = err if isinstance(err, EngineFailed) else EngineFailed(NO_MEMORY)
+            encoded = (failed,) * len(images)
         finally:
             self.watch.end()
         elapsed_s = monotonic() - started_at

@@ -44,6 +44,12 @@ def test_the_budget_follows_when_the_machine_becomes_slower() -> None:
     assert 0.02 + (8 + budget.rows(8)) * 0.001 == pytest.approx(0.08, rel=0.1)
 
 
+def test_another_target_holds_for_the_next_step() -> None:
+    budget = make_budget(base_s=0.01, row_s=0.0005, target_itl_s=0.08)
+    budget.target_itl_s = 0.04
+    assert 0.01 + (8 + budget.rows(8)) * 0.0005 == pytest.approx(0.04, rel=0.1)
+
+
 def test_one_slow_step_does_not_stop_prompts_for_long() -> None:
     budget = make_budget(base_s=0.01, row_s=0.0002, target_itl_s=0.08)
     n_before = budget.rows(8)

@@ -7,6 +7,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.daemon_process import DaemonProcess, start_daemon_process
 from tests.e2e.examples import Examples, examples
+from tests.e2e.systemd_lab import Lab, Units, booted
 from tests.engine.adapter_files import lora
 
 ADAPTERS = ("verse", "prose")
@@ -53,3 +54,18 @@ def smollm2_with_adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("adapters")
     adapters = [f"--lora={name}={lora(folder, seed=n)}" for n, name in enumerate(ADAPTERS, 1)]
     yield from _llama("--slots", "4", "--ctx", "256", "--batch", "128", *adapters)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A systemd of our own, with the shipped units installed."""
+    with booted() as lab:
+        yield lab
+
+
+@pytest.fixture
+def units(lab: Lab) -> Iterator[Units]:
+    """Make instances of the units, which end with the test."""
+    units = Units(lab)
+    yield units
+    units.end()

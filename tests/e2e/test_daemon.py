@@ -137,7 +137,9 @@ async def test_a_hundred_signals_are_no_more_than_two() -> None:
 async def test_a_daemon_ends_with_its_parent_though_a_step_hangs() -> None:
     ours, theirs = socket.socketpair()
     options = ("--step-timeout", "0.2")
-    async with start_daemon_process("layers=0,hang_at=5", *options, inherits=theirs) as daemon:
+    async with start_daemon_process(
+        "layers=0,hang_at=5", *options, inherits=theirs, waits_until_ready=False
+    ) as daemon:
         async with attach(await UNIXSocketStream.from_socket(ours)) as client:
             async with client.generate("x", shift=True) as stream:
                 await anext(stream)

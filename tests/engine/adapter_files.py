@@ -3,10 +3,13 @@
 import struct
 from pathlib import Path
 
+import numpy as np
+
 from tests.engine.gguf_files import F32, F64, GGUFFile, array, entry, number, tensor, text
 from tests.engine.tiny_models import Weighted, real
 
 N_EMBD, N_LAYERS, RANK = 576, 30, 4
+N_EMBD_V = 192  # what attention keeps of a row, in values
 I32_TENSOR = 26  # a ggml_type
 ALPHA = "adapter.lora.alpha"
 
@@ -36,6 +39,16 @@ def lora_of(folder: Path, weight: str, a: tuple[int, ...], b: tuple[int, ...]) -
     weights.random(f"{weight}.lora_a", *a)
     weights.random(f"{weight}.lora_b", *b)
     return weights.save(folder / "lora.gguf", _entries("llama", "lora", real(ALPHA, 8.0)))
+
+
+def lora_of_nan(folder: Path) -> str:
+    """Write an adapter that makes a NaN of every value that attention keeps; return its path."""
+    weights = Weighted(1)
+    for layer in range(N_LAYERS):
+        block = f"blk.{layer}.attn_v.weight"
+        weights.add(f"{block}.lora_a", (N_EMBD, RANK), np.full((RANK, N_EMBD), np.nan))
+        weights.add(f"{block}.lora_b", (RANK, N_EMBD_V), np.full((N_EMBD_V, RANK), np.nan))
+    return weights.save(folder / "nan.gguf", _entries("llama", "lora", real(ALPHA, 8.0)))
 
 
 def lora_of_integers(folder: Path) -> str:

@@ -311,6 +311,16 @@ def test_where_layers_keep_something_else_a_cell_is_of_unknown_size(path: Path, 
     assert header_of(path, SIZES | {name: 16}).kv_bytes_per_input() is None
 
 
+@pytest.mark.parametrize("name", ["head_count", "head_count_kv"])
+@pytest.mark.parametrize("each", [float("nan"), float("inf"), 1.0])
+def test_heads_of_layers_that_are_no_whole_numbers_are_refused(
+    path: Path, name: str, each: float
+) -> None:
+    heads = array(f"toy.attention.{name}", F32, 2, struct.pack("<2f", 1.0, each))
+    with pytest.raises(BadModel, match=f"toy.attention.{name} is not made of whole numbers"):
+        read(path, GGUFFile((ARCHITECTURE, heads)).to_bytes())
+
+
 @pytest.mark.parametrize("n_layers", [0, 513, 2**32 - 1])
 def test_a_number_of_layers_that_would_end_the_process_is_refused(
     path: Path, n_layers: int

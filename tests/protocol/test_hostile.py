@@ -249,3 +249,10 @@ def test_other_protocols_are_told_to_go(data: bytes) -> None:
 def test_an_answer_to_a_long_unknown_type_is_short() -> None:
     reply = answer_to(open_server(), raw_frame({"type": "x" * 10**6, "request_id": 1}))
     assert len(encode_frame(reply)) < 400
+
+
+@pytest.mark.parametrize("value", [msgpack.Ext(5, b"abc"), [msgpack.Ext(5, b"abc")]])
+def test_an_answer_tells_no_address_in_memory(value: object) -> None:
+    reply = answer_to(open_server(), raw_frame({**GENERATE, "top_k": value}))
+    assert "(ext 5 of 3 bytes)" in str(reply.details["value"])
+    assert "0x" not in reply.message

@@ -58,6 +58,7 @@ def test_an_engine_setting_out_of_range_is_named(name: str, changes: dict[str, i
         ("drain", {"drain_s": -1}),
         ("drain", {"drain_s": NAN}),
         ("step-timeout", {"step_timeout_s": 0}),
+        ("load-timeout", {"load_timeout_s": 0}),
     ],
 )
 def test_a_setting_out_of_range_is_named(name: str, changes: dict[str, float]) -> None:
@@ -69,9 +70,9 @@ def test_a_setting_out_of_range_is_named(name: str, changes: dict[str, float]) -
     ("name", "limits"),
     [
         ("max-requests", SessionLimits(max_requests=0)),
-        ("outbox", SessionLimits(outbox_bytes=0)),
+        ("outbox-kib", SessionLimits(outbox_bytes=0)),
         ("max-frame", SessionLimits(max_frame_bytes=2**16)),
-        ("max-frame", SessionLimits(outbox_bytes=16 * 2**20)),
+        ("outbox-kib", SessionLimits(outbox_bytes=16 * 2**20)),
         ("handshake-timeout", SessionLimits(handshake_timeout_s=0)),
         ("frame-timeout", SessionLimits(frame_timeout_s=NAN)),
         ("write-timeout", SessionLimits(write_timeout_s=-1)),

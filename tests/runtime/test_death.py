@@ -45,6 +45,12 @@ def test_an_exit_status_is_put_into_words(returncode: int, cause: Cause, words: 
     assert words in describe_exit(returncode)
 
 
+def test_an_abort_for_want_of_memory_is_told_as_that() -> None:
+    said = "what():  std::bad_alloc"
+    assert cause_of(-signal.SIGABRT, said=said) == "out_of_memory"
+    assert describe_exit(-signal.SIGABRT, said=said) == "out of memory (SIGABRT)"
+
+
 @pytest.mark.parametrize(
     ("n_oom_kills", "cause", "words"),
     [

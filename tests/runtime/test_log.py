@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 import structlog
 
 from runnerd.errors import ConfigError
-from runnerd.log import EventLogger, configure_logging, set_level
-from runnerd.log_output import LogFormat, LogOutput, escape
+from runnerd.log import EventLogger, configure_logging, set_level, tell_suppressed
+from runnerd.log_lines import escape
+from runnerd.log_output import LogFormat, LogOutput
 
 NASTY = 'a\nb\r\x1b[31m\x00\x7f\x9b2J\u2028\u202e\ud800"'
 
@@ -51,12 +53,12 @@ def log_file(tmp_path: Path) -> Iterator[LogFile]:
 
 def test_an_event_is_one_json_line_with_its_facts(log_file: LogFile) -> None:
     log_file.configure()
-    log_file.log.info("sequence.finished", seq_id=7, reason="stop", ttft_ms=81.2)
+    log_file.log.info("request.finished", request_id=7, reason="stop", ttft_ms=81.2)
     (line,) = log_file.lines()
-    assert list(line) == ["timestamp", "level", "event", "seq_id", "reason", "ttft_ms"]
+    assert list(line) == ["timestamp", "level", "event", "request_id", "reason", "ttft_ms"]
     assert line["level"] == "info"
-    assert line["event"] == "sequence.finished"
-    assert (line["seq_id"], line["reason"], line["ttft_ms"]) == (7, "stop", 81.2)
+    assert line["event"] == "request.finished"
+    assert (line["request_id"], line["reason"], line["ttft_ms"]) == (7, "stop", 81.2)
 
 
 def test_the_timestamp_is_utc_with_milliseconds(log_file: LogFile) -> None:
@@ -83,12 +85,12 @@ def test_a_fact_cannot_take_the_place_of_the_level(log_file: LogFile) -> None:
 def test_an_exception_comes_with_its_traceback(log_file: LogFile) -> None:
     log_file.configure()
     try:
-        raise ValueError("seven")
-    except ValueError:
+        raise TypeError("seven")
+    except TypeError:
         log_file.log.exception("runner.failed")
     (line,) = log_file.lines()
     assert line["level"] == "error"
-    assert str(line["exception"]).endswith("ValueError: seven")
+    assert str(line["exception"]).endswith("TypeError: seven")
 
 
 def test_what_json_cannot_say_becomes_text(log_file: LogFile) -> None:
@@ -124,8 +126,8 @@ def test_a_client_can_forge_no_line_on_a_console(log_file: LogFile, field: str) 
 def test_a_traceback_on_a_console_is_indented_and_escaped(log_file: LogFile) -> None:
     log_file.configure(log_format="console")
     try:
-        raise ValueError(NASTY)
-    except ValueError:
+        raise TypeError(NASTY)
+    except TypeError:
         log_file.log.exception("runner.failed")
     first, *rest = log_file.text().rstrip("\n").split("\n")
     assert "runner.failed" in first
@@ -199,6 +201,19 @@ def test_warnings_of_other_libraries_come_into_the_same_log(log_file: LogFile) -
     (line,) = log_file.lines()
     assert (line["level"], line["logger"]) == ("warning", "asyncio")
     assert line["text"] == "slow callback: 120 ms"
+
+
+def test_errors_in_the_log_of_other_libraries_do_not_quote_what_they_are_about(
+    log_file: LogFile,
+) -> None:
+    log_file.configure()
+    try:
+        raise KeyError("secret")
+    except KeyError as err:
+        logging.getLogger("asyncio").error("never retrieved\nfuture: %r", err, exc_info=err)
+    (line,) = log_file.lines()
+    assert "KeyError" in str(line["exception"])
+    assert "secret" not in log_file.text().replace('raise KeyError(\\"secret\\")', "")
 
 
 def test_a_full_disk_loses_lines_and_nothing_else() -> None:
@@ -278,3 +293,73 @@ def test_logging_calls_return_normally_when_nothing_can_be_written(log_file: Log
         configure_logging("info", "json", full.fileno())
     log_file.log.error("a.b")
     logging.getLogger("asyncio").error("c")
+
+
+def test_a_limit_on_the_size_of_files_loses_lines_and_nothing_else(tmp_path: Path) -> None:
+    script = (
+        "import resource, structlog\n"
+        "from runnerd.log import configure_logging\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4030, 4030))\n"
+        "output = configure_logging('info')\n"
+        "for _ in range(100):\n"
+        "    structlog.get_logger().info('daemon.tested')\n"
+        "print(output.writer.n_dropped)\n"
+    )
+    with (tmp_path / "log").open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=file,
+            timeout=20,
+            check=True,
+        )
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert len(lines[:-1]) + int(done.stdout) == 100
+    assert all(json.loads(line)["event"] == "daemon.tested" for line in lines[:-1])
+
+
+def test_a_flood_is_cut_off_and_told_before_the_next_step_of_a_life_cycle(
+    log_file: LogFile,
+) -> None:
+    log_file.configure()
+    for _ in range(1000):
+        log_file.log.warning("client.complained")
+    log_file.log.info("daemon.stopped")
+    *complaints, told, stopped = log_file.lines()
+    assert {line["event"] for line in complaints} == {"client.complained"}
+    assert (told["event"], told["level"]) == ("log.suppressed", "warning")
+    assert told["suppressed"] == "client.complained"
+    assert len(complaints) + int(str(told["n_lines"])) == 1000
+    assert stopped["event"] == "daemon.stopped"
+
+
+def test_a_flood_of_another_library_is_cut_off_too(log_file: LogFile) -> None:
+    log_file.configure()
+    for _ in range(1000):
+        logging.getLogger("asyncio").warning("socket.accept() out of system resource")
+    log_file.log.info("daemon.stopped")
+    *_, told, _ = log_file.lines()
+    assert told["suppressed"] == "library.logged"
+
+
+def test_lines_below_the_level_are_not_told_as_suppressed(log_file: LogFile) -> None:
+    log_file.configure("warning")
+    for _ in range(1000):
+        log_file.log.info("a.b")
+    log_file.log.warning("daemon.stopped")
+    assert [line["event"] for line in log_file.lines()] == ["daemon.stopped"]
+
+
+@pytest.mark.anyio
+async def test_a_flood_is_told_within_a_second_or_so_also_if_nothing_follows(
+    log_file: LogFile,
+) -> None:
+    log_file.configure()
+    for _ in range(1000):
+        log_file.log.info("a.b")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell_suppressed)
+        with anyio.fail_after(10):
+            while log_file.lines()[-1]["event"] != "log.suppressed":
+                await anyio.sleep(0.05)  # a line in a file sets no event
+        tasks.cancel_scope.cancel()

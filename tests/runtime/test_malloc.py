@@ -28,7 +28,7 @@ def n_private_bytes():
 
 structlog.configure(processors=[end_when_ready])
 config = Config(EngineConfig("layers=0", "reference", 2), Path(sys.argv[1]))
-assert supervisor.start(config, "asyncio", list) == 0
+assert supervisor.start(config, supervisor.NO_SERVICE, "asyncio", list) == 0
 first = b"x" * (24 * 2**20)
 del first
 before = n_private_bytes()

@@ -251,6 +251,10 @@ def test_the_relay_holds_none_of_the_daemons_descriptors() -> None:
     assert run_daemon(script)[1] == "4 0\n"
 
 
+def n_suppressed(lines: list[Line]) -> int:
+    return sum(int(str(line["n_lines"])) for line in lines if line["event"] == "native.suppressed")
+
+
 def test_a_flood_is_bounded_and_counted() -> None:
     body = """
     for i in range(1000):
@@ -258,11 +262,19 @@ def test_a_flood_is_bounded_and_counted() -> None:
     relay.stop()
     """
     _, _, lines = run_daemon(body)
-    n_suppressed = sum(
-        int(str(line["n_lines"])) for line in lines if line["event"] == "native.suppressed"
-    )
-    assert len(texts(lines)) + n_suppressed == 100_000
-    assert len(texts(lines)) <= 200 * 20
+    assert len(texts(lines)) + n_suppressed(lines) == 100_000
+    assert len(texts(lines)) <= 20 + 8 * 20
+
+
+def test_a_flood_of_long_lines_is_bounded_by_its_bytes() -> None:
+    body = """
+    for i in range(200):
+        say('error ' + 'x' * 8000 + '\\n')
+    relay.stop()
+    """
+    _, _, lines = run_daemon(body)
+    assert len(texts(lines)) + n_suppressed(lines) == 200
+    assert len(texts(lines)) <= 4 + 20
 
 
 def test_a_flood_does_not_hide_the_last_words() -> None:
@@ -282,10 +294,11 @@ def test_suppressed_lines_are_counted_within_a_second_or_so_also_if_nothing_foll
     """
     with start_daemon(body) as daemon:
         assert daemon.stderr is not None
-        lines = [json.loads(daemon.stderr.readline()) for _ in range(201)]
+        lines: list[Line] = []
+        while not lines or lines[-1]["event"] != "native.suppressed":
+            lines.append(json.loads(daemon.stderr.readline()))
         daemon.communicate("\n", timeout=20)
-    assert lines[-1]["event"] == "native.suppressed"
-    assert lines[-1]["n_lines"] == 50
+    assert len(texts(lines)) + n_suppressed(lines) == 250
 
 
 def test_a_log_reader_that_is_gone_stops_neither_relay_nor_daemon() -> None:

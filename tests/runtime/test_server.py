@@ -11,6 +11,7 @@ import pytest
 
 from runnerd.client import ConnectionLost, connect
 from runnerd.config import SessionLimits
+from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import Finished, Generate, ProtocolError, Status, Subscribe
 from tests.daemon import HELLO, PATIENCE_S, raw_client, running_daemon
 from tests.engines import GatedLoad, SteppedEngine
@@ -59,7 +60,7 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         await daemon.until(lambda: daemon.server.n_connections == 0)
         gc.collect()
         before = n_descriptors(), threading.active_count(), psutil.Process().memory_info().rss
-        await come_and_go(1500)
+        await come_and_go(500)
         await daemon.until(lambda: daemon.server.n_connections == 0)
         gc.collect()
         after = n_descriptors(), threading.active_count(), psutil.Process().memory_info().rss
@@ -104,6 +105,21 @@ async def test_closing_waits_only_so_long_for_a_client_that_reads_nothing() -> N
             batcher = daemon.runner.batcher
             assert batcher is not None
             await daemon.until(lambda: any(s.paused for s in batcher.residency.running))
+
+
+async def test_closing_waits_for_no_frame_that_is_not_whole() -> None:
+    frame = encode_frame(Generate(1, "x" * 10**6))
+    async with running_daemon() as daemon, AsyncExitStack() as stack:
+        cuts = (2, 4, 100, len(frame) - 1)
+        clients = [await stack.enter_async_context(raw_client(daemon)) for _ in cuts]
+        for client, n_bytes in zip(clients, cuts, strict=True):
+            await client.send(frame[:n_bytes])
+        with anyio.fail_after(PATIENCE_S):
+            daemon.runner.stop()
+            await daemon.has_ended.wait()
+            await daemon.server.close()
+        assert daemon.server.n_connections == 0
+        assert [await client.rest() for client in clients] == [[]] * len(cuts)
 
 
 async def test_connections_are_taken_during_the_load() -> None:

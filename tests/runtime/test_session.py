@@ -17,7 +17,6 @@ from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
     Cancel,
     Delta,
-    Detokenize,
     Failed,
     Finished,
     Generate,
@@ -229,26 +228,6 @@ async def test_a_reset_at_any_moment_leaves_streams_alone() -> None:
                         await anyio.wait_readable(client.socket)
         assert (await neighbour.receive_a(Finished)).n_generated == 1500
         await daemon.until(lambda: daemon.server.n_connections == 1)
-        await daemon.has_all_slots()
-
-
-async def test_an_error_of_ours_in_a_session_ends_that_one_only() -> None:
-    class BrokenTokens(SteppedEngine):
-        def token_bytes(self, token: int) -> bytes:
-            if token == 7:
-                raise RuntimeError("a bug")
-            return super().token_bytes(token)
-
-    async with (
-        running_daemon(load=BrokenTokens) as daemon,
-        raw_client(daemon) as client,
-        raw_client(daemon) as neighbour,
-    ):
-        await neighbour.send(Generate(1, "x", max_tokens=20))
-        daemon.engine_as(BrokenTokens).let_all_go()
-        await client.send(Generate(1, "x", shift=True), Detokenize(2, [7]))
-        await client.rest()
-        assert (await neighbour.receive_a(Finished)).n_generated == 20
         await daemon.has_all_slots()
 
 

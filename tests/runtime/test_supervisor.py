@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,14 +17,16 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from runnerd import server
 from runnerd.client import CannotConnect, Client, RequestFailed, attach, connect
 from runnerd.config import Config
 from runnerd.engine.base import EngineConfig
+from runnerd.entrances import watch_path
 from runnerd.listener import bind_unix
-from runnerd.supervisor import LastLines, _watch_path, run_daemon
+from runnerd.supervisor import LastLines, run_daemon
 from runnerd_protocol.connection import ClientConnection
 from runnerd_protocol.messages import DaemonState, Generate
-from tests.daemon import PATIENCE_S
+from tests.daemon import PATIENCE_S, running_daemon
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +47,8 @@ def on_load(state, phase, fraction):
     os.kill(os.getpid(), signal.SIGTERM)
 
 config = Config(EngineConfig("layers=0,load_ms=1200000", "reference", 2), Path(sys.argv[1]))
-supervisor.start(config, "asyncio", relay.last_lines, on_load, before_kill=relay.stop)
+service = supervisor.NO_SERVICE
+supervisor.start(config, service, "asyncio", relay.last_lines, on_load, before_kill=relay.stop)
 """
 
 # A daemon that gets a SIGTERM at each of the log events that it is given.
@@ -64,7 +67,7 @@ def raise_signal(logger, method, event):
 
 structlog.configure(processors=[raise_signal])
 config = Config(EngineConfig("layers=0", "reference", 2), Path(sys.argv[1]))
-exit_code = supervisor.start(config, "asyncio", list)
+exit_code = supervisor.start(config, supervisor.NO_SERVICE, "asyncio", list)
 if "afterwards" in sys.argv:
     for number in supervisor.SIGNALS:
         os.kill(os.getpid(), number)
@@ -176,6 +179,36 @@ async def test_an_idle_daemon_ends_at_once_though_clients_are_connected() -> Non
     assert anyio.current_time() - started_at < 1.5
 
 
+async def test_who_has_long_been_connected_and_asks_nothing_delays_no_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "UNASKED_S", 10 * PATIENCE_S)
+    async with AsyncExitStack() as clients, running_daemon() as daemon:
+        await clients.enter_async_context(await anyio.connect_unix(daemon.path))
+        await daemon.until(lambda: daemon.server.n_connections == 1)
+        (session,) = daemon.server._sessions.values()
+        session.opened_at -= 10 * PATIENCE_S
+        # It ends here, within `PATIENCE_S`.
+
+
+async def test_who_has_just_connected_may_ask_late_and_is_answered() -> None:
+    wire = ClientConnection()
+    async with supervised() as run, await anyio.connect_unix(run.path) as late:
+        await late.send(wire.hello())
+        await late.receive()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_nobody_listens(run.path)
+        await anyio.sleep(2 * server.LINGER_S)  # what does not end sets no event
+        await late.send(wire.send(Generate(1, "x")))
+        assert b"shutting_down" in await late.receive()
+    assert run.exit_code == 0
+
+
+async def until_nobody_listens(path: Path) -> None:
+    while path.exists():
+        await anyio.sleep(0.001)
+
+
 async def test_a_signal_during_the_load_ends_it_with_0() -> None:
     with TemporaryDirectory() as folder, anyio.fail_after(PATIENCE_S):
         run = Run(Path(folder, "socket"))
@@ -257,7 +290,7 @@ async def test_only_a_socket_file_that_others_deleted_is_worth_a_warning(
             bound.close()
         else:
             bound.path.unlink()
-        await _watch_path(bound)
+        await watch_path(bound)
     assert [line["event"] for line in lines] == [] if is_ours else ["daemon.socket_deleted"]
 
 
@@ -330,21 +363,6 @@ async def test_the_next_daemon_can_have_the_path_while_this_one_drains() -> None
                 assert run.path.stat().st_ino == inode
             run.path.unlink()
     assert run.exit_code == 0
-
-
-async def test_the_service_manager_hears_of_the_load_and_of_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
-        manager.bind(str(tmp_path / "notify"))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        async with supervised("layers=0,load_ms=100"):
-            os.kill(os.getpid(), signal.SIGTERM)
-        heard: list[str] = []
-        while not heard or not heard[-1].startswith("STOPPING=1"):
-            heard.append(manager.recv(4096).decode())
-    assert heard[0].startswith("STATUS=loading: ")
-    assert "READY=1\nSTATUS=serving reference" in heard
 
 
 async def test_the_load_is_told_until_it_is_over() -> None:

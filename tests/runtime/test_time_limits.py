@@ -1,17 +1,31 @@
 """Time limits of a session, on a clock that jumps: trio's, for want of one on asyncio."""
 
 import socket
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import pytest
 from anyio.abc import SocketAttribute
 from trio.testing import MockClock
 
+from runnerd.client import connect
+from runnerd.config import SessionLimits
+from runnerd.frame_room import ROOM_BYTES, SMALL_BYTES
 from runnerd_protocol.framing import encode_frame
-from runnerd_protocol.messages import Detokenize, Finished, Generate, ProtocolError
-from tests.daemon import HELLO, raw_client, running_daemon
+from runnerd_protocol.messages import (
+    Detokenize,
+    Finished,
+    Generate,
+    ProtocolError,
+    Subscribe,
+)
+from tests.daemon import HELLO, Daemon, RawClient, raw_client, running_daemon
 
 pytestmark = pytest.mark.anyio
+
+LARGE_BYTES = 16 * 2**20
+# A large frame that is answered by the daemon's loop: a thread takes time that no clock jumps over.
+WRONG = (16 * SMALL_BYTES).to_bytes(4) + b"x" * 16 * SMALL_BYTES
 
 
 @pytest.fixture
@@ -89,3 +103,97 @@ async def test_a_client_that_takes_its_answers_drop_by_drop_is_cut_off() -> None
                 await anyio.sleep(2)  # well within the time for taking anything at all
         assert 20_000 < n_bytes < 100_000
         assert anyio.current_time() - started_at == pytest.approx(120, rel=0.1)
+
+
+async def test_a_byte_a_second_is_not_taking_what_waits() -> None:
+    asked = [Generate(i, "x", shift=True, return_tokens=True, logprobs=5) for i in range(4)]
+    async with running_daemon() as daemon, raw_client(daemon) as client:
+        started_at = anyio.current_time()
+        await client.send(*asked)
+        await daemon.until(lambda: _n_paused(daemon) == len(asked))
+        while daemon.server.n_connections:
+            await anyio.wait_readable(client.socket)
+            client.socket.recv(1)
+            await anyio.sleep(1)
+        assert anyio.current_time() - started_at == pytest.approx(30, rel=0.2)
+        await daemon.has_all_slots()
+
+
+async def test_of_a_crowd_that_dawdles_only_the_idle_stay_and_nobody_else_waits() -> None:
+    closed_at: dict[str, list[float]] = {"silent": [], "length": [], "body": []}
+    frame = encode_frame(Generate(1, "x" * 2**20))
+
+    async def dawdle(kind: str, data: bytes, interval_s: float) -> None:
+        async with raw_client(daemon, greets=kind != "silent") as client:
+            async with anyio.create_task_group() as tasks:
+                if data:
+                    tasks.start_soon(send_slowly, client, data, interval_s)
+                await anyio.wait_readable(client.socket)
+                (error,) = await client.rest()
+                tasks.cancel_scope.cancel()
+            assert isinstance(error, ProtocolError)
+            assert error.code == ("handshake_timeout" if kind == "silent" else "frame_timeout")
+            closed_at[kind].append(anyio.current_time() - started_at)
+
+    async def send_slowly(client: RawClient, data: bytes, interval_s: float) -> None:
+        with suppress(anyio.BrokenResourceError):
+            for byte in data:
+                await client.send(bytes([byte]))
+                await anyio.sleep(interval_s)
+
+    async with running_daemon() as daemon, AsyncExitStack() as idle:
+        for _ in range(40):
+            await idle.enter_async_context(raw_client(daemon))
+        started_at = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(40):
+                tasks.start_soon(dawdle, "silent", b"", 0)
+                tasks.start_soon(dawdle, "length", frame[:4], 8)
+                tasks.start_soon(dawdle, "body", frame[:100], 1)
+            for _ in range(8):
+                async with connect(daemon.path) as client:
+                    asked_at = anyio.current_time()
+                    await client.complete("x", max_tokens=3)
+                    assert anyio.current_time() - asked_at < 1
+                await anyio.sleep(5)
+        for kind, limit_s in (("silent", 10), ("length", 30), ("body", 30)):
+            assert closed_at[kind] == [pytest.approx(limit_s, rel=0.2)] * 40
+        await daemon.until(lambda: daemon.server.n_connections == 40)
+        await daemon.has_all_slots()
+
+
+def _n_paused(daemon: Daemon) -> int:
+    assert daemon.runner.batcher is not None
+    return sum(sequence.paused for sequence in daemon.runner.batcher.residency.running)
+
+
+async def test_who_does_not_read_gets_no_more_time_for_a_frame_that_others_wait_for() -> None:
+    limits = SessionLimits(max_frame_bytes=2**30, frame_timeout_s=10, write_timeout_s=1000)
+    async with (
+        running_daemon(n_slots=400, n_batch=400, n_ctx=16, limits=limits) as daemon,
+        raw_client(daemon) as holder,
+        raw_client(daemon) as other,
+    ):
+        half = (2**30).to_bytes(4) + b"x" * 2 * SMALL_BYTES
+        await holder.send(*(Subscribe(i, 1.0) for i in range(16)), half)
+        started_at = anyio.current_time()
+        await anyio.sleep(2)  # more statuses than a socket holds have come
+        await holder.send(b"x")  # and are what a further byte has to wait for
+        await other.send(WRONG)
+        assert (await other.receive_a(ProtocolError)).code == "bad_message"
+        assert anyio.current_time() - started_at == pytest.approx(10, rel=0.1)
+
+
+async def test_half_frames_that_fill_the_room_are_waited_for_in_turn_and_cut_nobody_else() -> None:
+    n_at_once = ROOM_BYTES // LARGE_BYTES
+    half = LARGE_BYTES.to_bytes(4) + b"x" * 2 * SMALL_BYTES
+    limits = SessionLimits(max_frame_bytes=LARGE_BYTES, frame_timeout_s=5)
+    async with running_daemon(limits=limits) as daemon, AsyncExitStack() as stack:
+        other = await stack.enter_async_context(raw_client(daemon))
+        started_at = anyio.current_time()
+        for _ in range(2 * n_at_once + n_at_once // 2):
+            holder = await stack.enter_async_context(raw_client(daemon))
+            await holder.send(half)
+        await other.send(WRONG)
+        assert (await other.receive_a(ProtocolError)).code == "bad_message"
+        assert anyio.current_time() - started_at == pytest.approx(2 * 5, rel=0.1)

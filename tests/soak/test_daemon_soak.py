@@ -162,7 +162,8 @@ async def test_a_crowd_that_asks_for_everything_leaves_a_daemon_as_it_was() -> N
         assert after[1] < n_bytes + 32 * MIB
         assert daemon.process.poll() is None
         assert "Traceback" not in daemon.log
-        assert len(daemon.log.splitlines()) < 20
+        others = [line for line in daemon.log.splitlines() if "request.failed" not in line]
+        assert len(others) < 20
     happened = {"stop", "length", "context", "left early", "rude", "bad_grammar"}
     assert happened <= set(counts), counts
     assert "internal" not in counts

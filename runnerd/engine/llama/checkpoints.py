@@ -43,9 +43,9 @@ class Checkpoints:
         return self._kept[checkpoint_id].nbytes
 
 
-def read_state(context: int, slot_id: int) -> State:
-    """Copy the windows and the recurrent state of a slot."""
-    flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+def read_state(context: int, slot_id: int, *, whole: bool = False) -> State:
+    """Copy the windows and the recurrent state of a slot; with `whole` all that it holds."""
+    flags = 0 if whole else lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     n_bytes: int = lib.llama_state_seq_get_size_ext(context, slot_id, flags)
     state = np.empty(n_bytes, np.uint8)
     pointer = state.ctypes.data_as(_UINT8_P)
@@ -55,9 +55,9 @@ def read_state(context: int, slot_id: int) -> State:
     return state
 
 
-def write_state(context: int, slot_id: int, state: State) -> None:
-    """Put windows and recurrent state into a slot, in place of its own."""
-    flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+def write_state(context: int, slot_id: int, state: State, *, whole: bool = False) -> None:
+    """Put what `read_state` has copied into a slot, in place of its own."""
+    flags = 0 if whole else lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     pointer = state.ctypes.data_as(_UINT8_P)
     with quiet_load() as errors:  # each restore has a debug line
         n_written: int = lib.llama_state_seq_set_data_ext(

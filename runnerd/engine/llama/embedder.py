@@ -24,6 +24,7 @@ from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.library import ABORTED, lib, quiet_load
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
+from runnerd.engine.llama.threads import Team
 from runnerd.errors import DecodeAborted, EngineFailed
 
 NONE, MEAN, CLS, LAST, RANK = range(5)  # llama_pooling_type
@@ -47,8 +48,8 @@ class Embedder:
         model: LlamaModel,
         header: GGUFHeader,
         config: EngineConfig,
+        team: Team,
         *,
-        n_threads: int,
         is_encoder: bool,
     ) -> None:
         trained: int = lib.llama_model_n_ctx_train(model.handle)
@@ -57,7 +58,7 @@ class Embedder:
         self._model = model
         has_gpu = bool(model.placement.devices)
         self._flash_attn = FLASH_ATTENTION[config.flash_attn if has_gpu else "auto"]
-        self._n_threads = n_threads
+        self._team = team
         # A recurrent state is kept for each input of a pass, however short it is.
         self._n_seqs = 1 if model.is_recurrent else N_SEQS
         # llama.cpp plans with rows in multiples of the inputs, and fails on the rest.
@@ -81,13 +82,17 @@ class Embedder:
         n_rows = sum(map(len, inputs))
         assert n_rows <= self.n_embed, f"{n_rows} tokens, at most {self.n_embed}"
         context = self._context_of(self._types[pooling])
-        return np.concatenate([context.embed(together) for together in self._passes(inputs)])
+        return np.concatenate([self._pass(context, each) for each in self._passes(inputs)])
 
     def close(self) -> None:
         """Free the context."""
         if self._context is not None:
             self._context.close()
             self._context = None
+
+    def _pass(self, context: "_EmbeddingContext", inputs: Sequence[Sequence[int]]) -> Vectors:
+        with self._team.passing("embed", sum(map(len, inputs))) as n_threads:
+            return context.embed(inputs, n_threads)
 
     def _passes(self, inputs: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         """Cut the inputs into what goes through together."""
@@ -113,7 +118,6 @@ class Embedder:
         params: ctypes.Structure = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = self._n_rows
         params.n_seq_max = self._n_seqs
-        params.n_threads = params.n_threads_batch = self._n_threads
         params.flash_attn_type = self._flash_attn
         params.embeddings = True
         params.pooling_type = pooling_type
@@ -148,7 +152,7 @@ class _EmbeddingContext:
         self._n_seqs = params.n_seq_max
         self._rows = RowArrays(n_rows, n_vocab, params.n_seq_max)
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+    def embed(self, inputs: Sequence[Sequence[int]], n_threads: int) -> Vectors:
         """Return an embedding per input, in one pass.
 
         Raises:
@@ -157,6 +161,7 @@ class _EmbeddingContext:
         assert 0 < len(inputs) <= self._n_seqs, f"{len(inputs)} inputs, at most {self._n_seqs}"
         self._rows.fill([Span(i, i, 0, tuple(tokens)) for i, tokens in enumerate(inputs)])
         self._rows.want_all()
+        lib.llama_set_n_threads(self._handle, n_threads, n_threads)
         code: int
         if self._memory is None:  # an encoder
             code = lib.llama_encode(self._handle, self._rows.batch)
@@ -167,7 +172,11 @@ class _EmbeddingContext:
             raise DecodeAborted(())
         if code != 0:
             raise EngineFailed(f"the pass for embeddings failed with code {code}")
-        return np.stack([self._embedding(seq_id) for seq_id in range(len(inputs))])
+        vectors = np.stack([self._embedding(seq_id) for seq_id in range(len(inputs))])
+        if self._memory is not None and not np.isfinite(vectors).all():
+            # Or what is no number in its cells, masked by a 0, is in those of the next pass.
+            lib.llama_memory_clear(self._memory, True)
+        return vectors
 
     def close(self) -> None:
         """Free the context."""

@@ -16,6 +16,7 @@ from runnerd.core.batch import (
     KVRemove,
     KVShift,
     Limits,
+    SampleFault,
     SamplerClose,
     SamplerOpen,
 )
@@ -28,14 +29,14 @@ from runnerd.engine.base import (
     Pooling,
     Vectors,
 )
-from runnerd.engine.llama.context import LlamaContext
+from runnerd.engine.llama.context import LlamaContext, Logits
 from runnerd.engine.llama.embedder import Embedder
 from runnerd.engine.llama.grammar import GrammarCompiler
 from runnerd.engine.llama.groups import decode_groups
 from runnerd.engine.llama.library import lib
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.sampler import Samplers
-from runnerd.engine.llama.threads import share_threads
+from runnerd.engine.llama.threads import Team
 from runnerd.engine.llama.worst_image import try_worst_image
 from runnerd.engine.memory_plan import MemoryPlan
 from runnerd.errors import EngineFailed
@@ -59,7 +60,7 @@ class LlamaEngine:
         limits: Limits,
         *,
         projector: "Projector | None",
-        n_threads: int,
+        team: Team,
         memory: MemoryPlan,
         wide_share: float = 1.0,
     ) -> None:
@@ -73,7 +74,7 @@ class LlamaEngine:
         )
         self._projector = projector
         self._sees_ahead = projector is not None and projector.sees_ahead
-        self._threads = share_threads(n_threads)
+        self._team = team
         self._model = model
         self._generating = context
         self._embedder = embedder
@@ -81,6 +82,7 @@ class LlamaEngine:
         n_vocab, vocab = model.vocabulary.n_tokens, lib.llama_model_get_vocab(model.handle)
         self._samplers = Samplers(n_vocab, model.vocabulary.end_tokens, vocab)
         self._grammars = GrammarCompiler(vocab, n_vocab)
+        self._spoiled: set[int] = set()  # slots, by the last step
         self._is_open = True
 
     @property
@@ -103,6 +105,9 @@ class LlamaEngine:
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Carry out edits, in order."""
+        if self._spoiled:  # not before, for the other batches of that step
+            self._context.cells.scrub(self._spoiled)
+            self._spoiled.clear()
         for edit in edits:
             match edit:
                 case KVRemove(slot_id, p0, p1):
@@ -126,20 +131,32 @@ class LlamaEngine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Run one forward pass and sample; see `Engine.decode`."""
-        is_beside = self._projector is not None and self._projector.is_encoding
-        self._context.use_threads(self._threads.beside if is_beside else self._threads.alone)
+        with self._team.passing("decode", batch.n_rows) as n_threads:
+            self._context.use_threads(n_threads)
+            rows = self._pass(batch)
+        wanted = [span for span in batch.spans if span.wants_logits]
+        decoded = self._samplers.sample([span.seq_id for span in wanted], rows)
+        outcomes = zip(wanted, decoded.sampled, strict=True)
+        self._spoiled.update(
+            span.slot_id
+            for span, sampled in outcomes
+            if isinstance(sampled, SampleFault) and sampled.spoils_slot
+        )
+        return decoded
+
+    def _pass(self, batch: Batch) -> Logits:
         match batch.kind:
             case BatchKind.TOKENS:
-                rows = self._context.decode(batch.spans)
+                return self._context.decode(batch.spans)
             case BatchKind.MEDIA:
                 assert not self._sees_ahead, "rows of an image that need a pass without a mask"
-                rows = self._context.decode_media(batch.spans)
+                return self._context.decode_media(batch.spans)
             case BatchKind.MEDIA_NON_CAUSAL:
                 assert self._sees_ahead, "rows of an image that need a mask"
                 has_window = self._model.n_swa > 0
-                rows = decode_groups(self._context, batch.spans, has_window=has_window)
-        wanted = [span.seq_id for span in batch.spans if span.wants_logits]
-        return self._samplers.sample(wanted, rows)
+                return decode_groups(self._context, batch.spans, has_window=has_window)
+            case _:
+                assert_never(batch.kind)
 
     def constrain(self, kind: ConstraintKind, text: str) -> object:
         """See `Engine.constrain`."""

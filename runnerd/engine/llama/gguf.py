@@ -28,6 +28,8 @@ MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: with more, llama.cpp ends the process
 # Of architectures whose files need not say it; as llama.cpp sets them in load_arch_hparams.
 _SLIDING_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}
 _RECURRENT = (".ssm.", ".full_attention_interval", ".wkv.", ".shortconv.", ".kda.")
+# Lists of whole numbers: with a list of others, llama.cpp ends the process.
+_PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 KV_BLOCK = 32  # values of a head that a KV cache stores together
 KV_BLOCK_BYTES: dict[KVType, int] = {"f16": 64, "q8_0": 34, "q4_0": 18}
 
@@ -165,6 +167,10 @@ def _read_header(path: str, cursor: GGUFCursor) -> GGUFHeader:
     n_layers = header.number("block_count")
     if n_layers is not None and not 1 <= n_layers <= MAX_LAYERS:
         raise BadModel(f"{path}: {n_layers} layers, llama.cpp has 1 to {MAX_LAYERS}")
+    for name in _PER_LAYER:
+        per_layer = metadata.get(f"{architecture}.{name}")
+        if isinstance(per_layer, tuple) and not all(isinstance(n, int) for n in per_layer):
+            raise BadModel(f"{path}: {architecture}.{name} is not made of whole numbers")
     return header
 
 

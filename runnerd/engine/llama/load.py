@@ -34,6 +34,7 @@ from runnerd.engine.llama.shape import (
     kv_bytes,
     plan_shape,
 )
+from runnerd.engine.llama.threads import Team
 from runnerd.engine.llama.wide_pass import share_with_all_kinds
 from runnerd.engine.memory import available_bytes
 from runnerd.engine.memory_plan import MemoryPlan
@@ -179,8 +180,9 @@ def _make_engine(
     Raises:
         LoadError: there is no use for the model.
     """
-    is_encoder = context is None
-    embedder = Embedder(model, header, config, n_threads=shape.n_threads, is_encoder=is_encoder)
+    on_cpu = not model.placement.devices
+    team = Team(shape.n_threads, projector, adapts=on_cpu)
+    embedder = Embedder(model, header, config, team, is_encoder=context is None)
     if context is not None:
         return LlamaEngine(
             model,
@@ -188,7 +190,7 @@ def _make_engine(
             embedder,
             context.limits,
             projector=projector,
-            n_threads=shape.n_threads,
+            team=team,
             memory=memory,
             wide_share=share,
         )
@@ -210,6 +212,6 @@ def _make_engine(
         embedder,
         limits,
         projector=None,
-        n_threads=shape.n_threads,
+        team=team,
         memory=memory,
     )

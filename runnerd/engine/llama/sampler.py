@@ -74,7 +74,7 @@ class Samplers:
     def _pick(self, sampler: "_Sampler", row: Row) -> Sampled:
         likeliest = int(row.argmax())  # of a NaN, where there is one
         if not isfinite(row[likeliest]):
-            return SampleFault(f"the largest logit is {row[likeliest]}")
+            return SampleFault(f"the largest logit is {row[likeliest]}", spoils_slot=True)
         n_logprobs = sampler.sampling.n_logprobs
         raw = None if n_logprobs is None else RawDistribution(row, n_logprobs, self._scratch)
         adjustment = sampler.adjustment

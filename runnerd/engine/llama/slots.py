@@ -7,7 +7,7 @@ process is checked before a call.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -92,6 +92,34 @@ class SlotCells:
         self._read_n_past(slot_id, n_pos)
         if self.n_past[slot_id] != n_pos:
             raise EngineBroken(f"slot {slot_id} is at {self.n_past[slot_id]} instead of {n_pos}")
+
+    def scrub(self, slot_ids: Collection[int]) -> None:
+        """Empty slots whose cells hold what is no number, and overwrite those cells.
+
+        A pass multiplies what it masks by 0, and a NaN stays one: it would be in whatever comes
+        next in the slot, and where slots are not apart in what everybody else says. There it may
+        come from any of them, and all are emptied.
+        """
+        if self._limits.is_unified:
+            lib.llama_memory_clear(self._memory, True)
+            self.n_past = [0] * self._limits.n_slots
+            return
+        others = [slot for slot in range(self._limits.n_slots) if slot not in slot_ids]
+        if others and self._limits.can_rewind:
+            for slot_id in slot_ids:
+                # Takes all cells of a stream along, also those that nobody holds.
+                lib.llama_memory_seq_cp(self._memory, others[0], slot_id, -1, -1)
+                if self._limits.window:
+                    self._finish_copy(others[0], slot_id)
+                self.remove(slot_id, 0, None)
+            return
+        held = [slot for slot in others if self.n_past[slot]]
+        states = [read_state(self._context, slot, whole=True) for slot in held]
+        lib.llama_memory_clear(self._memory, True)
+        for slot, state in zip(held, states, strict=True):
+            write_state(self._context, slot, state, whole=True)
+        for slot_id in slot_ids:
+            self.n_past[slot_id] = 0
 
     def oldest(self) -> tuple[int, ...]:
         """Return the first position that the sliding layers hold of each slot, -1 if none."""

@@ -1,13 +1,31 @@
-"""How an encoder and forward passes share the cores.
+"""How many threads a pass has: beside an encoder, and beside other processes.
 
 llama.cpp's threads wait for each other by spinning. With more of them than cores, one that has
 to wait for its core lets all others of its team spin: two teams that want every core lose most
 of both their speed. And as soon as there are more threads than cores in all, OpenMP has those that
 wait give up their core sooner, for good: on two cores the gap between tokens went from 28 to 42 ms
 (p95), without an image in sight, with two threads for the encoder instead of one.
+
+A team can have another number for each pass: one thread runs without OpenMP, and a team that
+grows starts a thread in 0.01 ms. What is computed is the same to the bit, but for one row in a
+pass of its own with flash attention: from 512 cells on they are summed in parts, one per thread.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic, process_time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from runnerd.engine.llama.spare_core import SpareCoreProbe
+from runnerd.engine.thread_governor import Kind, PassTime, ThreadGovernor
+
+if TYPE_CHECKING:  # to import it loads libmtmd, which only models that read images need
+    from runnerd.engine.llama.projector import Projector
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +41,61 @@ def share_threads(n_threads: int) -> ThreadShares:
     """Divide the threads: the encoder's number is fixed when it is loaded, so it gets half."""
     encode = max(1, n_threads // 2)
     return ThreadShares(n_threads, encode, max(1, n_threads - encode))
+
+
+class Team:
+    """The threads of a model's passes: `n_threads` at most, fewer while others want the cores.
+
+    The number is fixed where devices compute: then it says nothing that threads have no CPU time.
+    """
+
+    def __init__(
+        self, n_threads: int, projector: "Projector | None" = None, *, adapts: bool
+    ) -> None:
+        self._shares = share_threads(n_threads)
+        self._governor = ThreadGovernor(n_threads)
+        self._adapts = adapts and n_threads > 1
+        self._projector = projector
+        self._probe = SpareCoreProbe()
+
+    @contextmanager
+    def passing(self, kind: Kind, n_rows: int) -> Iterator[int]:
+        """Measure a `with` block, a pass with the number of threads that is yielded.
+
+        One beside an encoder, which shares the cores already, and one that fails tell nothing.
+        """
+        n_threads = self._governor.n_threads
+        if self._is_encoding:
+            yield min(n_threads, self._shares.beside)
+            return
+        if not self._adapts:
+            yield n_threads
+            return
+        if n_threads < self._governor.n_most:
+            self._look_for_core()
+            n_threads = self._governor.n_threads
+        began_at, had_s = monotonic(), process_time()
+        yield n_threads
+        now = monotonic()
+        if not self._is_encoding:
+            passed = PassTime(kind, n_rows, now - began_at, process_time() - had_s)
+            self._governor.observe(passed, now)
+            self._tell(n_threads)
+
+    @property
+    def _is_encoding(self) -> bool:
+        return self._projector is not None and self._projector.is_encoding
+
+    def _look_for_core(self) -> None:
+        governor, now = self._governor, monotonic()
+        n_threads, share = governor.n_threads, self._probe.take()
+        if share is not None:
+            governor.take_probe(share, now)
+            self._tell(n_threads)
+        elif governor.wants_probe(now):
+            self._probe.start()
+
+    def _tell(self, n_before: int) -> None:
+        governor = self._governor
+        if governor.n_threads != n_before:
+            log.info("threads.changed", n_threads=governor.n_threads, n_most=governor.n_most)

@@ -22,7 +22,7 @@ from runnerd.engine.reference.tokenizer import END_TOKENS, N_VOCAB
 
 Floats = NDArray[np.float64]
 
-NO_CHOICE = SampleFault("the model gave no finite logits")
+NO_CHOICE = SampleFault("the model gave no finite logits", spoils_slot=True)
 ALL_BANNED = SampleFault("every token is banned")
 UNLIKELY = -1e6  # what a constraint asks for though the model never says it
 

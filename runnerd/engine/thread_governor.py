@@ -1,0 +1,162 @@
+"""How many threads a forward pass should have, on cores that other processes want as well.
+
+The threads of a pass wait for each other hundreds of times, and while one is off its core the
+others spin: beside one busy process two threads on two cores can be ten times slower than one
+thread, which has a core for itself. Spinning costs CPU time just as work does, so a thread that was
+off its core shows: the pass took less CPU time than its threads had wall time.
+
+That only raises a suspicion. A core can be missing for reasons that fewer threads do not help
+with (a quota, a disk, threads that sleep while they wait), so passes with fewer threads have to
+be the faster ones; if not, the old number comes back, and what was missing is tolerated for a
+while. More threads are tried where a probe that works beside a pass has had a core for itself.
+
+Values in, a number of threads out: no clock, no thread.
+"""
+
+from dataclasses import dataclass, field
+from math import floor, log2
+from typing import Literal
+
+Kind = Literal["decode", "embed"]
+
+TOLERATED_CORES = 0.25  # a process at nice 10 takes a tenth of a core: not worth a whole one
+LOST_S = 0.06  # core seconds beyond that: some time slices, or one pass that has collapsed
+WORTH = 0.95  # of the time before: what fewer threads have to do with
+JUDGED_S, N_JUDGED = 0.15, 3  # passes with fewer threads are judged by no less
+UNDECIDED_S = 2.0  # where no passes are alike, fewer threads stay after so long
+ADDED_CORES = 0.2  # tolerated beyond what was missing while fewer threads were no faster
+FORGIVING_S, MAX_FORGIVING_S = 2.0, 64.0
+FREE_SHARE = 0.9  # of a core for the probe; beside a busy process it has 0.3 to 0.7
+HOLD_S = 0.25  # until the first probe
+MAX_HOLD_S = 2.0  # between probes: how late it is noticed that a core is free
+MAX_FLAPPING_S = 8.0  # the same where more threads were a mistake again and again
+SOON_S = 5.0  # after more threads, fewer again: a mistake
+WIDTHS_PER_OCTAVE = 8  # passes are alike if their rows differ by a twelfth at most
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """A forward pass: its rows, how long it took, and the CPU time of the whole process."""
+
+    kind: Kind
+    n_rows: int
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class _Passes:
+    """Passes with one number of threads, by kind and width."""
+
+    n_threads: int
+    since: float
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    alike: dict[tuple[Kind, int], tuple[int, float]] = field(default_factory=dict)
+
+    def add(self, passed: PassTime) -> None:
+        key = (passed.kind, round(WIDTHS_PER_OCTAVE * log2(max(1, passed.n_rows))))
+        n, wall_s = self.alike.get(key, (0, 0.0))
+        self.alike[key] = (n + 1, wall_s + passed.wall_s)
+        self.wall_s += passed.wall_s
+        self.cpu_s += passed.cpu_s
+
+    @property
+    def n_missing(self) -> float:
+        """Cores that the threads did not have, on average."""
+        return self.n_threads - self.cpu_s / self.wall_s
+
+    def compared(self, later: "_Passes") -> tuple[int, float, float]:
+        """Return how many later passes have their like here; their time here, and there."""
+        n_common, here_s, there_s = 0, 0.0, 0.0
+        for key in self.alike.keys() & later.alike.keys():
+            (n_here, wall_here_s), (n, wall_s) = self.alike[key], later.alike[key]
+            n_common += n
+            here_s += wall_here_s / n_here * n
+            there_s += wall_s
+        return n_common, here_s, there_s
+
+
+class ThreadGovernor:
+    """Chooses `n_threads`, from 1 to `n_most`, for the next pass."""
+
+    def __init__(self, n_most: int) -> None:
+        self.n_most = n_most
+        self.n_threads = n_most
+        self._lost_s = 0.0  # core seconds beyond the tolerated ones, while passes go on losing some
+        self._suspect: _Passes | None = None  # passes since then
+        self._before: _Passes | None = None  # with more threads, while fewer are on trial
+        self._trial: _Passes | None = None
+        self._tolerated = TOLERATED_CORES
+        self._tolerates_until = 0.0
+        self._forgiving_s = FORGIVING_S
+        self._hold_s = HOLD_S
+        self._probe_at = 0.0
+        self._raised_at = -SOON_S
+
+    def observe(self, passed: PassTime, now: float) -> None:
+        """Learn from a pass that has run with `n_threads` and ended now."""
+        if passed.wall_s <= 0:
+            return
+        if now >= self._tolerates_until:
+            self._tolerated = TOLERATED_CORES
+        wanted_s = (self.n_threads - self._tolerated) * passed.wall_s
+        self._lost_s = max(0.0, self._lost_s + wanted_s - passed.cpu_s)
+        if self._lost_s == 0:
+            self._suspect = None
+        else:
+            self._suspect = self._suspect or _Passes(self.n_threads, now)
+            self._suspect.add(passed)
+        if self._trial is not None:
+            self._trial.add(passed)
+        if self._suspect is not None and self._lost_s >= LOST_S and self.n_threads > 1:
+            self._lower(self._suspect, now)
+        elif self._trial is not None and self._before is not None:
+            self._judge(self._before, self._trial, now)
+
+    def wants_probe(self, now: float) -> bool:
+        """Whether it is time to see if there is a core to spare."""
+        is_low = self.n_threads < self.n_most and self._trial is None
+        return is_low and now >= self._probe_at
+
+    def take_probe(self, share: float, now: float) -> None:
+        """Learn what share of a core a thread had that worked beside a pass."""
+        if not self.wants_probe(now):
+            return  # the number has changed meanwhile
+        if share < FREE_SHARE:
+            self._hold_s = max(self._hold_s, min(1.5 * self._hold_s, MAX_HOLD_S))
+            self._probe_at = now + self._hold_s
+            return
+        self._use(self.n_threads + 1)
+        self._raised_at = now
+        self._probe_at = now + HOLD_S
+
+    def _lower(self, suspect: _Passes, now: float) -> None:
+        """Try so many threads as have had a core, one less at least."""
+        is_again = now - self._raised_at < SOON_S
+        self._hold_s = min(2 * self._hold_s, MAX_FLAPPING_S) if is_again else HOLD_S
+        self._probe_at = now + self._hold_s
+        n_had = floor(self.n_threads - suspect.n_missing + TOLERATED_CORES)
+        self._use(max(1, min(self.n_threads - 1, n_had)))
+        self._before, self._trial = suspect, _Passes(self.n_threads, now)
+
+    def _judge(self, before: _Passes, trial: _Passes, now: float) -> None:
+        """Keep fewer threads, or go back to what was before."""
+        n_alike, before_s, trial_s = before.compared(trial)
+        if n_alike < N_JUDGED or trial_s < JUDGED_S:
+            if now - trial.since >= UNDECIDED_S:
+                self._before = self._trial = None
+            return
+        if trial_s <= WORTH * before_s:
+            self._forgiving_s = FORGIVING_S
+            self._before = self._trial = None
+            return
+        self._tolerated = before.n_missing + ADDED_CORES
+        self._tolerates_until = now + self._forgiving_s
+        self._forgiving_s = min(2 * self._forgiving_s, MAX_FORGIVING_S)
+        self._use(before.n_threads)
+
+    def _use(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._lost_s = 0.0
+        self._suspect = self._before = self._trial = None

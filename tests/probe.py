@@ -1,0 +1,97 @@
+"""The common probe: after whatever was done to a daemon's process, it is as it was before."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from runnerd.client import Client, connect
+from tests.daemon_process import START_S, DaemonProcess
+
+N_TRIES = 5  # for an answer in time, on a machine that has other things to do
+STATUS_S = 1.0
+N_REFERENCE_TOKENS = 16
+MEMORY_SHARE = 0.02  # of which its private memory may have grown
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a daemon holds while the probe is its only client."""
+
+    n_descriptors: int
+    n_threads: int
+    private_bytes: int
+    text: str
+
+
+@asynccontextmanager
+async def probed(
+    daemon: DaemonProcess, *, memory_share: float = MEMORY_SHARE
+) -> AsyncIterator[Holdings]:
+    """Assert at the end of the block that the daemon is as well as it was at its start.
+
+    The process lives, a status is answered soon, a greedy request says what it said, all slots
+    can be had at once, and nothing is held that was not held before. All clients of the block
+    must have closed; what the daemon still does of them is waited for.
+    """
+    await _use_everything(daemon)
+    before = await _holdings(daemon)
+    yield before
+    assert daemon.process.poll() is None, daemon.log
+    assert await _answers_soon(daemon), f"no status within {STATUS_S} s"
+    await _use_everything(daemon)
+    after = await _holdings(daemon)
+    seen = f"{before} before, {after} after"
+    assert after.text == before.text, seen
+    assert after.n_descriptors == before.n_descriptors, seen
+    assert after.n_threads <= before.n_threads, seen  # an idle worker thread ends after a while
+    assert after.private_bytes <= before.private_bytes * (1 + memory_share), seen
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return a process's memory that is no file's, swapped out or not."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return sum(
+        int(n_kib) * 1024 for n_kib in re.findall(r"^(?:RssAnon|VmSwap):\s+(\d+) kB", text, re.M)
+    )
+
+
+async def _answers_soon(daemon: DaemonProcess) -> bool:
+    for _ in range(N_TRIES):
+        with anyio.move_on_after(STATUS_S):
+            async with connect(daemon.path) as client:
+                await client.status()
+                return True
+    return False
+
+
+async def _use_everything(daemon: DaemonProcess) -> None:
+    """Have every slot at once, twice: what is only made at a first use is there then."""
+    for _ in range(2):
+        await daemon.has_all_slots()
+
+
+async def _holdings(daemon: DaemonProcess) -> Holdings:
+    async with connect(daemon.path) as client:
+        await _is_alone(client)
+        done = await client.complete(
+            "The probe asks", max_tokens=N_REFERENCE_TOKENS, temperature=0.0
+        )
+        facts = daemon.facts
+        return Holdings(facts.num_fds(), facts.num_threads(), anonymous_bytes(facts.pid), done.text)
+
+
+async def _is_alone(client: Client) -> None:
+    """Wait until the daemon has taken leave of all other clients and their requests."""
+    with anyio.fail_after(START_S):
+        async with client.subscribe(0.05) as statuses:
+            async for status in statuses:
+                if (
+                    status.n_connections == 1
+                    and status.n_slots_free == status.n_slots
+                    and not status.n_waiting
+                ):
+                    return
