@@ -21,8 +21,7 @@ demo: $(READY)
 	$(BIN)/runnerd demo
 
 test: lint $(TEST_MODEL)
-	$(BIN)/python -m pytest -W error -m "not alone" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -W error -m alone
+	$(BIN)/python -m pytest -W error --numprocesses auto --maxprocesses 4 --dist worksteal
 
 soak: $(READY)
 	$(BIN)/python -m pytest -W error -s -m soak

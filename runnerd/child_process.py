@@ -33,7 +33,7 @@ STDERR_S = 1.0  # for the rest of stderr to arrive after the end
 # (NOTIFY_SOCKET, LISTEN_*, WATCHDOG_*).
 KEPT_NAMES = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "LANG", "LANGUAGE"}
 KEPT_PREFIXES = (
-    *("LC_", "PYTHON", "LD_", "XDG_", "OMP_", "OPENBLAS_", "GGML_", "LLAMA_"),
+    *("LC_", "PYTHON", "LD_", "XDG_", "OMP_", "GOMP_", "OPENBLAS_", "GGML_", "LLAMA_"),
     *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "GPU_", "VK_", "ONEAPI_", "SYCL_", "ZE_"),
 )
 

@@ -1,7 +1,5 @@
 """What all tests share."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.own_children import forget_earlier
@@ -16,20 +14,8 @@ def counts_children() -> None:
     forget_earlier()
 
 
-# Folders whose tests start processes, measure time, or boot a system of their own.
-ALONE = ("e2e", "loadtest")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what wants the machine for itself; leave out what takes minutes.
-
-    llama.cpp's threads wait for each other without sleeping: two models at a time are slower than
-    one after the other.
-    """
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in ALONE or item.get_closest_marker("llama"):
-            item.add_marker(pytest.mark.alone)
+    """Leave out what takes minutes, whatever else `-m` chooses."""
     if "soak" in config.getoption("markexpr"):
         return
     long = [item for item in items if item.get_closest_marker("soak")]

@@ -2,10 +2,13 @@
 
 Every prompt row that shares a step with generating sequences lengthens their inter-token
 latency. The cost of a row and of a step without any are measured, and the budget is what
-fits in between them and the target.
+fits in between them and the target. Where generating alone takes as long as that, prompts still
+get a share of each step: who waits for a first token must not wait for the rest of all texts.
 """
 
 MIN_ROWS = 16  # a prompt always gets on, however slow the machine
+LEAST_SHARE = 0.5  # for prompts, of what a step without them takes
+LEAST_COST = 0.1  # of a row, to an average one: a step may have been quicker than the last
 WEIGHT = 0.2  # of the newest measurement; five steps forget most of an outlier
 
 
@@ -23,7 +26,7 @@ class PrefillBudget:
         n_room = self._n_batch - n_decoding
         if n_decoding == 0 or self._row_s is None:
             return n_room
-        left_s = self.target_itl_s - self._decode_s
+        left_s = max(self.target_itl_s - self._decode_s, LEAST_SHARE * self._decode_s)
         n_rows = int(left_s / self._row_s) if self._row_s > 0 else n_room
         return min(max(n_rows, MIN_ROWS), n_room)
 
@@ -33,7 +36,8 @@ class PrefillBudget:
             old = self._decode_s or elapsed_s
             self._decode_s = old + WEIGHT * (elapsed_s - old)
             return
-        base_s = min(self._decode_s, elapsed_s / 2) if n_decoding else 0.0
-        row_s = (elapsed_s - base_s) / n_prefill
+        base_s = self._decode_s if n_decoding else 0.0
+        average_s = elapsed_s / (n_decoding + n_prefill)
+        row_s = max((elapsed_s - base_s) / n_prefill, LEAST_COST * average_s)
         old = row_s if self._row_s is None else self._row_s
         self._row_s = old + WEIGHT * (row_s - old)
