@@ -6,15 +6,16 @@ thread, which has a core for itself. Spinning costs CPU time just as work does, 
 off its core shows: the pass took less CPU time than its threads had wall time.
 
 That only raises a suspicion. A core can be missing for reasons that fewer threads do not help
-with (a quota, a disk, threads that sleep while they wait), so passes with fewer threads have to
-be the faster ones; if not, the old number comes back, and what was missing is tolerated for a
-while. More threads are tried where a probe that works beside a pass has had a core for itself.
+with (a quota, a disk, threads that sleep while they wait), or now and then only (a process that
+gives way to others), so passes with fewer threads have to be faster than those of the last moments
+were on average; if not, the old number comes back, and what was missing is tolerated for a while.
+More threads are tried where a probe that works beside a pass has had a core for itself.
 
 Values in, a number of threads out: no clock, no thread.
 """
 
 from dataclasses import dataclass, field
-from math import floor, log2
+from math import exp, floor, log2
 from typing import Literal
 
 Kind = Literal["decode", "embed"]
@@ -25,8 +26,9 @@ WORTH = 0.95  # of the time before: what fewer threads have to do with
 JUDGED_S, N_JUDGED = 0.15, 3  # passes with fewer threads are judged by no less
 UNDECIDED_S = 2.0  # where no passes are alike, fewer threads stay after so long
 ADDED_CORES = 0.2  # tolerated beyond what was missing while fewer threads were no faster
-FORGIVING_S, MAX_FORGIVING_S = 2.0, 64.0
-FREE_SHARE = 0.9  # of a core for the probe; beside a busy process it has 0.3 to 0.7
+FORGIVING_S, MAX_FORGIVING_S = 1.0, 16.0
+MEMORY_S = 0.5  # of passes before: they count by e, and by e again, less
+FREE_SHARE = 0.75  # of a core for the probe; beside a busy process it has half, or 0.9 at nice 10
 HOLD_S = 0.25  # until the first probe
 MAX_HOLD_S = 2.0  # between probes: how late it is noticed that a core is free
 MAX_FLAPPING_S = 8.0  # the same where more threads were a mistake again and again
@@ -46,29 +48,34 @@ class PassTime:
 
 @dataclass(slots=True)
 class _Passes:
-    """Passes with one number of threads, by kind and width."""
+    """Passes with one number of threads, by kind and width: how many, and their time.
+
+    Earlier ones count less and less where there is a `memory_s`.
+    """
 
     n_threads: int
     since: float
+    memory_s: float = float("inf")
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    alike: dict[tuple[Kind, int], tuple[int, float]] = field(default_factory=dict)
+    alike: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
 
     def add(self, passed: PassTime) -> None:
         key = (passed.kind, round(WIDTHS_PER_OCTAVE * log2(max(1, passed.n_rows))))
-        n, wall_s = self.alike.get(key, (0, 0.0))
-        self.alike[key] = (n + 1, wall_s + passed.wall_s)
-        self.wall_s += passed.wall_s
-        self.cpu_s += passed.cpu_s
+        kept = exp(-passed.wall_s / self.memory_s)
+        n, wall_s = self.alike.get(key, (0.0, 0.0))
+        self.alike[key] = (kept * n + 1, kept * wall_s + passed.wall_s)
+        self.wall_s = kept * self.wall_s + passed.wall_s
+        self.cpu_s = kept * self.cpu_s + passed.cpu_s
 
     @property
     def n_missing(self) -> float:
         """Cores that the threads did not have, on average."""
         return self.n_threads - self.cpu_s / self.wall_s
 
-    def compared(self, later: "_Passes") -> tuple[int, float, float]:
+    def compared(self, later: "_Passes") -> tuple[float, float, float]:
         """Return how many later passes have their like here; their time here, and there."""
-        n_common, here_s, there_s = 0, 0.0, 0.0
+        n_common, here_s, there_s = 0.0, 0.0, 0.0
         for key in self.alike.keys() & later.alike.keys():
             (n_here, wall_here_s), (n, wall_s) = self.alike[key], later.alike[key]
             n_common += n
@@ -85,8 +92,10 @@ class ThreadGovernor:
         self.n_threads = n_most
         self._lost_s = 0.0  # core seconds beyond the tolerated ones, while passes go on losing some
         self._suspect: _Passes | None = None  # passes since then
+        self._recent = _Passes(n_most, 0.0, MEMORY_S)
         self._before: _Passes | None = None  # with more threads, while fewer are on trial
         self._trial: _Passes | None = None
+        self._n_missing = 0.0  # before the trial
         self._tolerated = TOLERATED_CORES
         self._tolerates_until = 0.0
         self._forgiving_s = FORGIVING_S
@@ -107,6 +116,7 @@ class ThreadGovernor:
         else:
             self._suspect = self._suspect or _Passes(self.n_threads, now)
             self._suspect.add(passed)
+        self._recent.add(passed)
         if self._trial is not None:
             self._trial.add(passed)
         if self._suspect is not None and self._lost_s >= LOST_S and self.n_threads > 1:
@@ -127,7 +137,7 @@ class ThreadGovernor:
             self._hold_s = max(self._hold_s, min(1.5 * self._hold_s, MAX_HOLD_S))
             self._probe_at = now + self._hold_s
             return
-        self._use(self.n_threads + 1)
+        self._use(self.n_threads + 1, now)
         self._raised_at = now
         self._probe_at = now + HOLD_S
 
@@ -137,8 +147,10 @@ class ThreadGovernor:
         self._hold_s = min(2 * self._hold_s, MAX_FLAPPING_S) if is_again else HOLD_S
         self._probe_at = now + self._hold_s
         n_had = floor(self.n_threads - suspect.n_missing + TOLERATED_CORES)
-        self._use(max(1, min(self.n_threads - 1, n_had)))
-        self._before, self._trial = suspect, _Passes(self.n_threads, now)
+        before = self._recent
+        self._use(max(1, min(self.n_threads - 1, n_had)), now)
+        self._before, self._trial = before, _Passes(self.n_threads, now)
+        self._n_missing = suspect.n_missing
 
     def _judge(self, before: _Passes, trial: _Passes, now: float) -> None:
         """Keep fewer threads, or go back to what was before."""
@@ -151,12 +163,13 @@ class ThreadGovernor:
             self._forgiving_s = FORGIVING_S
             self._before = self._trial = None
             return
-        self._tolerated = before.n_missing + ADDED_CORES
+        self._tolerated = self._n_missing + ADDED_CORES
         self._tolerates_until = now + self._forgiving_s
         self._forgiving_s = min(2 * self._forgiving_s, MAX_FORGIVING_S)
-        self._use(before.n_threads)
+        self._use(before.n_threads, now)
 
-    def _use(self, n_threads: int) -> None:
+    def _use(self, n_threads: int, now: float) -> None:
         self.n_threads = n_threads
+        self._recent = _Passes(n_threads, now, MEMORY_S)
         self._lost_s = 0.0
         self._suspect = self._before = self._trial = None

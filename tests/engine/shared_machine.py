@@ -10,7 +10,7 @@ from itertools import cycle
 from runnerd.engine.thread_governor import PassTime, ThreadGovernor
 
 SLICE_S = 0.004
-PROBE_S = 0.012
+PROBE_S = 0.05
 HIT_S = 0.003
 BUSY, NICE = 1.0, 0.1  # weights of another process's thread, ours has 1
 COLLAPSE = 8.0  # how much longer a pass takes if one of its threads has half a core

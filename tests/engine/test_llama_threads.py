@@ -1,8 +1,5 @@
 """How passes share the cores, with an encoder and with other processes."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from time import monotonic
@@ -80,30 +77,6 @@ def test_a_probe_measures_the_share_of_a_core_once() -> None:
     assert share is not None
     assert 0 < share < 1.05
     assert probe.take() is None
-
-
-def spinning(**env: str) -> str:
-    """Return what OpenMP says of its spinning in a process that loads the library."""
-    said = subprocess.run(
-        [sys.executable, "-c", "import runnerd.engine.llama.library"],
-        env={**os.environ, "OMP_DISPLAY_ENV": "verbose", **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stderr
-    return next((line.split("'")[1] for line in said.splitlines() if "GOMP_SPINCOUNT" in line), "")
-
-
-@pytest.mark.llama
-def test_threads_that_wait_spin_for_less_than_a_time_slice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    if not (count := spinning()):
-        pytest.skip("built with another OpenMP than GNU's")
-    assert count == "10000"
-    assert spinning(OMP_WAIT_POLICY="active") != count
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def test_under_a_quota_of_cpu_time_the_faster_number_is_kept(quota: float) -> No
 def test_threads_that_sleep_while_they_wait_are_not_taken_for_missing_ones() -> None:
     machine = SharedMachine(2, sleeps=0.4)
     machine.run(ThreadGovernor(2), [8], until=30)
-    assert machine.full_s >= 0.97 * machine.now
+    assert machine.full_s >= 0.96 * machine.now
 
 
 def test_a_busy_process_is_noticed_beside_threads_that_sleep() -> None:

@@ -15,11 +15,6 @@ from runnerd.errors import ConfigError, EngineBroken, NoKVSlot
 
 # On an abort ggml forks a debugger for a backtrace, which takes seconds and can hang.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-# Threads that wait for each other in a pass spin, by default for longer than a time slice, and so
-# keep one that has to wait for a core from it. These spins take 0.15 to 0.6 ms, longer than they
-# wait in a pass that nothing disturbs. OpenMP reads it when it is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 try:
     import llama_cpp as lib
 except ImportError as err:
