@@ -223,16 +223,17 @@ class Batcher:
         telling = [sequence for sequence in running if sequence.options.wants_progress]
         emissions = [said for sequence in telling for said in progress(sequence)]
         emissions += take_samples(step, result, sequences, self._vocabulary, n_ctx, now)
-        if spoilers := spoiled(step, result, sequences):
-            self.residency.start_over(spoilers)
+        spoilers = spoiled(step, result, sequences)
         for sequence in running:
             n_past, n_inputs = sequence.slot.n_past, len(sequence.inputs)
-            if n_past == n_inputs and sequence.ending is None:
+            if n_past == n_inputs and sequence.ending is None and sequence not in spoilers:
                 self._had_no_sample(sequence)
             if sequence.ending is not None:
                 emissions.append(self._finish(sequence, sequence.ending))
             elif n_past == n_ctx < n_inputs:
                 self.residency.shift(sequence)
+        if spoilers:  # behind what looks at how far each of them had got
+            self.residency.start_over(spoilers)
         if result.n_batches < len(step.batches):
             self.residency.mend()
         self._shelf.tidy(self.residency.running)

@@ -180,7 +180,9 @@ class Residency:
         for slot in self.pool.idle():
             if is_unified or slot.key in keys:
                 self._cells.forget(slot, 0)
-        for sequence in self.running if is_unified else spoiled:
+        for sequence in self.running:
+            if not (is_unified or sequence in spoiled):
+                continue
             if sequence.n_past > 0 and not sequence.is_decoding:
                 sequence.is_doubted = True
             self._cells.forget(sequence.slot, 0)
