@@ -1,4 +1,4 @@
-"""What commands have in common: waiting for figures, printing them, and an exit status."""
+"""What commands have in common: waiting for figures, printing them, errors, an exit status."""
 
 import signal
 import sys
@@ -9,15 +9,18 @@ import anyio
 import msgspec
 import typer
 
-from loadtest.bars import Bar
+from loadtest.bars import Bar, missed
 
 FAILED = 1
+
+Tell = Callable[[str], None]
+"""How a measurement that takes minutes says how far it is; commands have `tell` for it."""
 
 T = TypeVar("T")
 
 
 def wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -> T:
-    """Run what measures, up to its end; SIGTERM ends it, and what it has started, as Ctrl-C does.
+    """Run what measures, up to its end or to a SIGTERM.
 
     Raises:
         TimeoutError: it takes too long.
@@ -27,11 +30,16 @@ def wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -
         with anyio.fail_after(time_limit_s):
             return await measure()
 
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    heed_sigterm()
     return anyio.run(measure_in_time)
 
 
-def show(measured: msgspec.Struct, text: str, as_json: bool) -> None:
+def heed_sigterm() -> None:
+    """Let SIGTERM do what Ctrl-C does: blocks are left, and what they have started ends."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+def show(measured: msgspec.Struct | Sequence[msgspec.Struct], text: str, as_json: bool) -> None:
     """Print figures, for people or for machines."""
     print(msgspec.json.encode(measured).decode() if as_json else text)
 
@@ -41,9 +49,15 @@ def tell(line: str) -> None:
     print(f"loadtest: {line}", file=sys.stderr, flush=True)
 
 
-def exit_if_missed(missed: Sequence[Bar]) -> None:
+def exit_if_missed(bars: Sequence[Bar]) -> None:
     """Name the bars that are missed, and leave if there are any."""
-    for bar in missed:
+    for bar in missed(bars):
         tell(f"missed: {bar.name}: {bar.value:.3f}, limit {bar.sign} {bar.limit:g}")
-    if missed:
+    if missed(bars):
         raise typer.Exit(FAILED)
+
+
+def first_of(group: BaseExceptionGroup[Exception]) -> Exception:
+    """Return an error of those that tasks side by side have failed with."""
+    err = group.exceptions[0]
+    return first_of(err) if isinstance(err, BaseExceptionGroup) else err

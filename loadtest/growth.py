@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import psutil
 from msgspec import Struct
 
+from loadtest.bars import Bar, at_most
+
 COUNTED = ("Anonymous:", "Swap:")  # mapped pages of a model come and go, and are no growth
+MOST_BYTES_PER_REQUEST = 1024.0
 
 
 class Holding(Struct, frozen=True):
@@ -21,12 +23,20 @@ class Holding(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """How holdings grow: bytes by request, the rest between the halves of the time."""
+    """How holdings grow: memory by request, the rest between the halves of the time."""
 
     bytes_per_request: float
-    n_descriptors: float
-    n_threads: float
+    n_descriptors: int
+    n_threads: int
     most_bytes: int
+
+    def bars(self, what: str) -> list[Bar]:
+        """Return what must not grow by requests, or whatever else there were so many of."""
+        return [
+            at_most(f"memory per {what}, bytes", self.bytes_per_request, MOST_BYTES_PER_REQUEST),
+            at_most(f"more descriptors, by {what}s", self.n_descriptors, 0),
+            at_most(f"more threads, by {what}s", self.n_threads, 0),
+        ]
 
 
 def holding(pid: int, n_requests: int) -> Holding:
@@ -40,13 +50,19 @@ def holding(pid: int, n_requests: int) -> Holding:
 
 def growth(seen: Sequence[Holding]) -> Growth:
     """Return how holdings grow; there are at least two."""
-    half = len(seen) // 2
     slope, _ = np.polyfit([each.n_requests for each in seen], [each.n_bytes for each in seen], 1)
     return Growth(
         bytes_per_request=float(slope),
-        n_descriptors=median(each.n_descriptors for each in seen[half:])
-        - median(each.n_descriptors for each in seen[:half]),
-        n_threads=median(each.n_threads for each in seen[half:])
-        - median(each.n_threads for each in seen[:half]),
+        n_descriptors=_more([each.n_descriptors for each in seen]),
+        n_threads=_more([each.n_threads for each in seen]),
         most_bytes=max(each.n_bytes for each in seen),
     )
+
+
+def _more(counts: Sequence[int]) -> int:
+    """Return by how many the fewest of the second half are more than those of the first.
+
+    Threads that wait for work come and go; one that is never let go of is there at every look.
+    """
+    half = len(counts) // 2
+    return min(counts[half:]) - min(counts[:half])

@@ -59,7 +59,6 @@ class Completions:
         self._outbox = outbox
         self._on_end = on_end
         self._on_crash = on_crash
-        self._is_abandoned = False
         self._all: list[_Completion] = []
         self._endings: dict[int, _Ending] = {}
 
@@ -109,7 +108,6 @@ class Completions:
 
     def abandon(self, error: RequestError) -> None:
         """End them, and say nothing more of any: somebody else does."""
-        self._is_abandoned = True
         self.has_ended.set()
         self.end(error)
 
@@ -125,7 +123,7 @@ class Completions:
 
     def _hear(self, completion: _Completion, emission: Emission) -> None:
         """Pass on what one of them has to say; if that fails, their request ends alone."""
-        if self._is_abandoned:
+        if self.has_ended.is_set():  # abandoned
             return
         try:
             self._pass_on(completion, emission)

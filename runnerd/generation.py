@@ -176,8 +176,9 @@ class Generation(Request):
         """Fail by an error of ours, at once; what its completions still have to say is lost."""
         if not self.is_submitted:
             super().crash(err)
-        elif not self._completions.has_ended.is_set():
-            log_crash(self.request_id, err)
+            return
+        log_crash(self.request_id, err)
+        if not self._completions.has_ended.is_set():
             self._completions.abandon(Internal())
             self._end(Internal())
 

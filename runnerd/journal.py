@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import select
 import socket
 import struct
 import termios
@@ -18,6 +17,7 @@ from array import array
 from functools import lru_cache
 from time import monotonic, sleep
 
+from runnerd.line_writer import STALL_MS, is_writable
 from runnerd.log_lines import LONG_FIELDS, Fields, escape
 
 SOCKET_PATH = "/run/systemd/journal/socket"
@@ -99,19 +99,18 @@ def _field_name(name: str) -> str:
 
 
 class JournalWriter:
-    """Sends entries to the journal, and never waits for it longer than `stall_ms`.
+    """Sends entries to the journal, and never waits for it longer than `STALL_MS`.
 
     Like a pipe's, its lines are lost and counted while the reader sleeps or is gone.
     """
 
-    def __init__(self, stall_ms: int, path: str = SOCKET_PATH) -> None:
+    def __init__(self, path: str = SOCKET_PATH) -> None:
         """Connect.
 
         Raises:
             OSError: nobody listens there.
         """
         self.n_dropped = 0
-        self._stall_ms = stall_ms
         self._path = path
         self._socket = self._connect()
 
@@ -155,7 +154,7 @@ class JournalWriter:
         return sock
 
     def _send(self, record: bytes) -> bool:
-        if not self._has_room():
+        if not is_writable(self.fd, 0 if self.n_dropped else STALL_MS):
             return False
         self._socket.send(record)
         return True
@@ -168,8 +167,3 @@ class JournalWriter:
             return self._send(record)
         except OSError:  # nobody is there yet, or the entry does not fit: it counts as dropped
             return False
-
-    def _has_room(self) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        return bool(poll.poll(0 if self.n_dropped else self._stall_ms))

@@ -74,6 +74,11 @@ class LineWriter:
         os.close(self._fd)
 
     def _is_writable(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(0 if self.n_dropped else STALL_MS))
+        return is_writable(self._fd, 0 if self.n_dropped else STALL_MS)
+
+
+def is_writable(fd: int, within_ms: float) -> bool:
+    """Wait until a write to the descriptor would not block, for a while; say whether it is so."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(within_ms))

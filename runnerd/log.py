@@ -30,6 +30,7 @@ LEVELS = {
 }
 
 LIBRARY_EVENT = "library.logged"
+LOST_EVENT = "log.failed"
 
 
 class EventLogger(structlog.BoundLoggerBase):
@@ -72,12 +73,11 @@ class EventLogger(structlog.BoundLoggerBase):
     def _proxy_to_logger(
         self, method_name: str, event: str | None = None, *event_args: str, **event_kw: object
     ) -> None:
-        """Log; what cannot be, for want of memory say, is lost, and nothing else with it."""
+        """Log; where that cannot be, for want of memory say, that costs this line and no more."""
         try:
             super()._proxy_to_logger(method_name, event, *event_args, **event_kw)
-        except Exception:
-            if _Outlet.current is not None:
-                _Outlet.current.writer.n_dropped += 1
+        except Exception as err:
+            _tell_lost(str(event), err)
 
 
 class _Outlet:
@@ -184,6 +184,18 @@ def _admits(level: str, event: str) -> bool:
         return True
     os.eventfd_write(_alarm(), 1)
     return False
+
+
+def _tell_lost(event: str, err: Exception) -> None:
+    """Log that an event could not be, and by what error; where that fails too, count it."""
+    output = _Outlet.current
+    if output is None:
+        return
+    try:
+        if _admits("error", LOST_EVENT):
+            _Outlet().emit("error", LOST_EVENT, {"lost": event, "exception": traceback_of(err)})
+    except Exception:
+        output.writer.n_dropped += 1
 
 
 def _tell_suppressed(*, at_once: bool = False) -> None:

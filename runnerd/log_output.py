@@ -12,7 +12,7 @@ from typing import Literal
 
 from runnerd.file_writer import FileWriter
 from runnerd.journal import SOCKET_PATH, JournalWriter, encode_entry, is_journal, priority
-from runnerd.line_writer import STALL_MS, LineWriter, Writer
+from runnerd.line_writer import LineWriter, Writer
 from runnerd.log_lines import Fields, console_renderer, plain, render_json
 
 LINGER_S = 0.5  # what a log may take of the end of a process
@@ -34,7 +34,7 @@ class LogOutput:
         goes_to_journal = is_journal(fd)
         if log_format == "journal" or (log_format == "auto" and goes_to_journal):
             try:
-                self.writer: Writer = JournalWriter(STALL_MS, journal_path)
+                self.writer: Writer = JournalWriter(journal_path)
             except OSError as err:
                 self.problem = f"{journal_path}: {err.strerror}"
             else:

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import structlog
 
+from runnerd.line_writer import is_writable
 from runnerd.log import EventLogger
 from runnerd.log_output import LogOutput
 from runnerd.native_relay import Relay
@@ -156,9 +157,7 @@ def _run_relay(relay: Relay, output: LogOutput, lines_fd: int, keep: set[int]) -
 
 def _write_mark(mark: bytes, word: str, deadline: float) -> bool:
     """Write a word for the relay into the stream; False if there is no room until then."""
-    poll = select.poll()
-    poll.register(STDERR, select.POLLOUT)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+    if not is_writable(STDERR, max(0.0, deadline - time.monotonic()) * 1000):
         return False
     try:
         # The newline before it ends a line that somebody has begun.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from runnerd.log import LEVELS
-from runnerd.log_limit import Allowance, tokens_for
+from runnerd.log_limit import TELL_S, Allowance, tokens_for
 from runnerd.log_output import LogOutput
 
 MAX_LINE_BYTES = 8192  # a longer line is logged in pieces: memory stays bounded
@@ -24,7 +24,6 @@ READ_BYTES = 65536  # what a pipe holds
 # is logged only for those who want to read it.
 GRAVE_LINES = (20, 8)
 CHAT_LINES = (200, 200)
-TELL_S = 1.0  # how long lines are counted before the count is told
 TAIL_LINES = 50
 ANSWER_CHARS = 500  # per line of an answer, so that it fits into one packet
 

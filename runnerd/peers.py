@@ -76,17 +76,32 @@ def peer_of(sock: socket.socket) -> Peer:
     return Peer(pid, uid, _supplementary_gids(sock) | {gid})
 
 
-def group_of(listening: socket.socket) -> int | None:
-    """Return the group that may write to a listening socket's file; None: there is none."""
-    path = listening.getsockname()
-    if not isinstance(path, str) or not path:  # bytes: an abstract name, which no mode guards
-        return None
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None  # it was deleted: who is still in its queue comes in by other rights or not
-    is_for_group = stat.S_ISSOCK(status.st_mode) and status.st_mode & stat.S_IWGRP
-    return status.st_gid if is_for_group else None
+class SocketFile:
+    """The file at a listening socket's path, by which clients find it.
+
+    Its mode and its group may change. A file that somebody else has put there since it was first
+    seen counts for nothing: who may write to the folder must not say who may come in.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        path = listening.getsockname()
+        # bytes: an abstract name, which no mode guards
+        self._path = path if isinstance(path, str) else ""
+        self._inode = self._seen()[:2]
+
+    @property
+    def gid(self) -> int | None:
+        """The group that may write to it; None: there is none."""
+        device, number, gid = self._seen()
+        return gid if (device, number) == self._inode else None
+
+    def _seen(self) -> tuple[int, int, int | None]:
+        try:
+            status = os.lstat(self._path)
+        except OSError:
+            return 0, 0, None  # it was deleted: who is still in its queue comes in by other rights
+        is_for_group = stat.S_ISSOCK(status.st_mode) and status.st_mode & stat.S_IWGRP
+        return status.st_dev, status.st_ino, status.st_gid if is_for_group else None
 
 
 def is_allowed(peer: Peer, access: Access, socket_gid: int | None, ids: Ids) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from runnerd.peers import Ids, Peer
+from runnerd_protocol.errors import Details
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import ProtocolError
 
@@ -43,7 +44,7 @@ class Refusals:
     def too_many(self, sock: socket.socket, limit: int) -> None:
         """Turn away who comes when all connections are taken; closes the socket."""
         message = f"the limit of {limit} connections is reached"
-        details: dict[str, int | float | str | None] = {"max_connections": limit}
+        details: Details = {"max_connections": limit}
         _turn_away(sock, ProtocolError("too_many_connections", message, details=details))
 
     def sum_up(self) -> None:

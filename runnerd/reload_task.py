@@ -80,8 +80,9 @@ class ReloadTask:
     async def _outcome(self) -> str:
         """Read and apply the settings; return what has become of it, in words."""
         if self._reload is None:
-            log.warning("daemon.reload_failed", error="there is no settings file to read again")
-            return "there is no settings file to read again"
+            why_not = "there is no settings file to read again"
+            log.warning("daemon.reload_failed", error=why_not)
+            return why_not
         try:
             new = await _in_thread(self._reload)
             changes = apply(new, self._runner)

@@ -37,6 +37,11 @@ class Request:
         return self.message.request_id
 
     @property
+    def is_submitted(self) -> bool:
+        """Whether its last answer comes out of the decode loop, and not of its task."""
+        return False
+
+    @property
     def numbers(self) -> dict[str, Number]:
         """How much it asks for, and how much it has got: for its line in the log."""
         return {}

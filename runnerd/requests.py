@@ -171,11 +171,11 @@ class Requests:
             was_cancelled = request.scope.cancelled_caught
             if was_cancelled:
                 self._answer_cancelled(request)
-            if not isinstance(request, Generation):
+            if not request.is_submitted:
                 reason = "cancelled" if was_cancelled else "complete"
                 request.log.finished(reason, **request.numbers)
         except anyio.get_cancelled_exc_class():  # with its connection: nobody hears of its end
-            if not isinstance(request, Generation) or not request.is_submitted:
+            if not request.is_submitted:
                 request.log.finished("cancelled", **request.numbers)
             raise
         except Exception as err:
@@ -186,7 +186,7 @@ class Requests:
                 request.crash(err)
         finally:
             request.share.give_back()
-        if not isinstance(request, Generation) or not request.is_submitted:
+        if not request.is_submitted:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:

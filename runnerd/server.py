@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from runnerd.board import Board
 from runnerd.frame_room import FrameRoom
-from runnerd.peers import Ids, group_of, is_allowed, peer_of
+from runnerd.peers import Ids, SocketFile, is_allowed, peer_of
 from runnerd.planning import Planning
 from runnerd.refusals import Refusals
 from runnerd.runner import Runner
@@ -55,6 +55,7 @@ class Server:
     async def listen(self, sock: socket.socket, sessions: TaskGroup) -> None:
         """Accept connections of a listening socket until `stop_accepting`; closes it."""
         sock.setblocking(False)
+        file = SocketFile(sock)
         with sock, anyio.CancelScope() as accepting:
             self._accepting.append(accepting)
             while self._is_accepting:
@@ -65,7 +66,7 @@ class Server:
                         raise
                     await self._wait_for_descriptors(err)
                     continue
-                if self._lets_in(connection, sock):
+                if self._lets_in(connection, file):
                     sessions.start_soon(self._serve, connection)
                 else:
                     await anyio.sleep(REFUSAL_PAUSE_S)
@@ -112,7 +113,7 @@ class Server:
         with anyio.move_on_after(1.0):
             await self._one_left.wait()
 
-    def _lets_in(self, connection: socket.socket, listening: socket.socket) -> bool:
+    def _lets_in(self, connection: socket.socket, file: SocketFile) -> bool:
         """Whether a client may connect; if not, it has been turned away."""
         try:
             peer = peer_of(connection)
@@ -120,7 +121,7 @@ class Server:
             log.warning("client.unknown", error=err.strerror)
             connection.close()
             return False
-        socket_gid = group_of(listening)
+        socket_gid = file.gid
         if is_allowed(peer, self._runner.config.access, socket_gid, self._ids):
             return True
         self._refusals.not_allowed(connection, peer, socket_gid, anyio.current_time())

@@ -37,6 +37,7 @@ from runnerd_protocol.messages import (
 
 log = structlog.get_logger()
 
+GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)  # the client, or `close` of ours
 READ_BYTES = 2**14  # at a time: 25 ms of work for everybody to wait for, if it is all garbage
 BULK_BYTES = 2**18  # of a frame that has begun and lacks as much: a socket's buffer holds no more
 
@@ -73,7 +74,7 @@ class Session:
             async with self._stream, self._tasks:
                 self._tasks.start_soon(self._write)
                 await self._read_on()
-        except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except* GONE:
             log.debug("session.reset", n_requests=len(self._requests))
         finally:
             self._connection.abandon()  # or half a frame would stay until garbage is collected
@@ -101,12 +102,10 @@ class Session:
         """Read as long as there is anything to read, and we make no mistake about it."""
         try:
             await self._read()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except GONE:
             raise
         except Exception:
-            log.exception("session.crashed")
-            self._requests.fail_all(Internal())
-            self._break_off(ProtocolError("internal", str(Internal())))
+            self._break_off(self._own_fault())
 
     async def _read(self) -> None:
         clock = FrameClock(self._connection, self._limits, self._requests.uploads)
@@ -189,8 +188,7 @@ class Session:
             case Rejection(reply=reply):
                 self._outbox.put(reply)
                 if isinstance(reply, Failed):
-                    facts: dict[str, object] = {"request_id": reply.request_id, "code": reply.code}
-                    log_failed(reply.code, facts)
+                    log_failed(reply.code, {"request_id": reply.request_id, "code": reply.code})
                 else:
                     log.info("session.message_rejected", code=reply.code)
             case Hello():
@@ -208,7 +206,7 @@ class Session:
                 self._requests.start(event, n_bytes)
 
     def _break_off(self, reply: ProtocolError) -> None:
-        """Cancel the client's requests, tell it what it did wrong, and close.
+        """Cancel the client's requests, tell it why, and close.
 
         Nothing may follow a fatal error, so it waits for the requests to be answered.
         """
@@ -224,15 +222,19 @@ class Session:
         try:
             while not (self._is_closing and self._outbox.is_empty and not self._requests):
                 await self._send([self._encode(message) for message in await self._outbox.take()])
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except GONE:
             raise
         except Exception:  # an answer is lost: the client must not wait for it
-            log.exception("session.crashed")
-            self._requests.fail_all(Internal())
-            self._last_word = ProtocolError("internal", str(Internal()))
+            self._last_word = self._own_fault()
         if self._last_word is not None:
             await self._send([self._encode(self._last_word)])
         self._tasks.cancel_scope.cancel()
+
+    def _own_fault(self) -> ProtocolError:
+        """Log the error that is being handled, fail all requests, and return the last word."""
+        log.exception("session.crashed")
+        self._requests.fail_all(Internal())
+        return ProtocolError("internal", str(Internal()))
 
     async def _send(self, frames: list[bytes]) -> None:
         try:

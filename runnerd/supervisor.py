@@ -2,7 +2,8 @@
 
 SIGTERM or SIGINT once: refuse new requests, let running ones finish within `drain_s`, then
 cancel them; a load is to end at once. A second time: end now. SIGUSR1: log the state. SIGHUP:
-read the settings again, where there are any to read, or a service manager; else it is not touched.
+read the settings again, where there are any to read, or a service manager; else it is a terminal's,
+and is to us what one SIGTERM is, unless it was ignored before (nohup).
 """
 
 import os
@@ -67,7 +68,9 @@ async def run_daemon(
         log.warning("systemd.misunderstood", text=text)
     try:
         # Around everything: a signal that nobody receives would leave the socket file behind.
-        with ExitStack() as stack, anyio.open_signal_receiver(*SIGNALS) as signals:
+        is_reloading = reload is not None or service.is_managed
+        numbers = SIGNALS if is_reloading else SIGNALS + _terminal_signals()
+        with ExitStack() as stack, anyio.open_signal_receiver(*numbers) as signals:
             for each in service.sockets:
                 stack.enter_context(each.socket)
             check_config(config)
@@ -114,38 +117,28 @@ class _Daemon:
         before_kill: Callable[[], None] | None,
         reload: Reload | None,
     ) -> int:
-        log.info("daemon.starting", pid=os.getpid(), model=self._runner.config.engine.model)
-        reload_task = ReloadTask(reload, self._runner, self._notifier)
-        # A terminal's, without a file to read, ends us as it ends others; or not, under nohup.
-        ask = reload_task.ask if reload is not None or self._is_managed else None
-        with at_hang_up(ask):
-            await self._live(signals, on_load, before_kill, reload_task)
-        return self._exit_code
-
-    async def _live(
-        self,
-        signals: AsyncIterator[signal.Signals],
-        on_load: LoadWatcher | None,
-        before_kill: Callable[[], None] | None,
-        reload_task: ReloadTask,
-    ) -> None:
         runner, server, notifier = self._runner, self._server, self._notifier
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tell_suppressed)
-            ending = Ending(runner, server, self._entrances, notifier, tasks, before_kill)
-            tasks.start_soon(self._watch_signals, signals, ending)
-            self._entrances.open(tasks)
-            self._follow_parent(tasks, ending)
-            announcer = Announcer(runner, notifier, on_load, self._names)
-            tasks.start_soon(self._announce, tasks, announcer, reload_task)
-            await self._run_engine()
-            self._entrances.close()
-            await server.close()
-            await runner.close()
-            tasks.cancel_scope.cancel()
-        log.info("daemon.stopped", exit_code=self._exit_code)
-        if self._exit_code == EXIT_OK:
-            notifier.stopped()
+        log.info("daemon.starting", pid=os.getpid(), model=runner.config.engine.model)
+        reload_task = ReloadTask(reload, runner, notifier)
+        is_reloading = reload is not None or self._is_managed
+        with at_hang_up(reload_task.ask if is_reloading else None):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(tell_suppressed)
+                ending = Ending(runner, server, self._entrances, notifier, tasks, before_kill)
+                tasks.start_soon(self._watch_signals, signals, ending)
+                self._entrances.open(tasks)
+                self._follow_parent(tasks, ending)
+                announcer = Announcer(runner, notifier, on_load, self._names)
+                tasks.start_soon(self._announce, tasks, announcer, reload_task)
+                await self._run_engine()
+                self._entrances.close()
+                await server.close()
+                await runner.close()
+                tasks.cancel_scope.cancel()
+            log.info("daemon.stopped", exit_code=self._exit_code)
+            if self._exit_code == EXIT_OK:
+                notifier.stopped()
+        return self._exit_code
 
     @property
     def _names(self) -> list[str]:
@@ -200,7 +193,8 @@ class _Daemon:
             if number == signal.SIGUSR1:
                 self._log_state()
             elif self._was_told_to_stop:
-                ending.at_once(name)
+                if number != signal.SIGHUP:  # a terminal's comes twice: by the kernel and a shell
+                    ending.at_once(name)
             else:
                 self._was_told_to_stop = True
                 if not self._runner.is_stopping:  # else it is ending by itself, and soon
@@ -225,6 +219,11 @@ class _Daemon:
     def _log_state(self) -> None:
         now = status(0, self._runner, self._server.n_connections, last=True)
         log.info("daemon.state", **state_facts(now))
+
+
+def _terminal_signals() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, unless who has started us wants us to outlive the terminal."""
+    return (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else ()
 
 
 async def _watch_parent(fd: int, ending: Ending) -> None:
@@ -252,7 +251,8 @@ def start(
         exit_code = await run_daemon(
             config, last_native_lines, on_load, before_kill, service, reload
         )
-        for number in SIGNALS:  # the handlers are gone, and it is not a signal that has ended us
+        # The handlers are gone, and it is not a signal that has ended us.
+        for number in (*SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         return exit_code
 

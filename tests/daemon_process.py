@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,24 @@ class DaemonProcess:
         """Memory of its own: what it has mapped from files comes and goes."""
         return int(self.facts.memory_info().rss - self.facts.memory_info().shared)
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has taken so far."""
+        times = self.facts.cpu_times()
+        return float(times.user + times.system)
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     async def exit_code(self, within_s: float = START_S) -> int:
         """Wait until it has ended."""
         return await to_thread.run_sync(self.process.wait, within_s)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something has come true that is seen from outside, as in its log."""
+        with anyio.fail_after(START_S):
+            while not holds():
+                await anyio.sleep(0.01)  # what another process writes sets no event
 
     async def has_all_slots(self) -> None:
         """Assert that every slot can be had at once, by the clients' own experience."""

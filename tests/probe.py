@@ -8,13 +8,15 @@ from pathlib import Path
 
 import anyio
 
-from runnerd.client import Client, connect
-from tests.daemon_process import START_S, DaemonProcess
+from runnerd.client import connect
+from tests.daemon_process import DaemonProcess
+from tests.statuses import is_ours_alone, until_status
 
 N_TRIES = 5  # for an answer in time, on a machine that has other things to do
 STATUS_S = 1.0
 N_REFERENCE_TOKENS = 16
 MEMORY_SHARE = 0.02  # of which its private memory may have grown
+HEAP_SHARE = 0.2  # where a crowd's sessions leave some in the heap, for the next crowd
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +78,9 @@ async def _use_everything(daemon: DaemonProcess) -> None:
 
 async def _holdings(daemon: DaemonProcess) -> Holdings:
     async with connect(daemon.path) as client:
-        await _is_alone(client)
+        await until_status(client, is_ours_alone)
         done = await client.complete(
             "The probe asks", max_tokens=N_REFERENCE_TOKENS, temperature=0.0
         )
         facts = daemon.facts
         return Holdings(facts.num_fds(), facts.num_threads(), anonymous_bytes(facts.pid), done.text)
-
-
-async def _is_alone(client: Client) -> None:
-    """Wait until the daemon has taken leave of all other clients and their requests."""
-    with anyio.fail_after(START_S):
-        async with client.subscribe(0.05) as statuses:
-            async for status in statuses:
-                if (
-                    status.n_connections == 1
-                    and status.n_slots_free == status.n_slots
-                    and not status.n_waiting
-                ):
-                    return

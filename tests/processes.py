@@ -81,9 +81,16 @@ class Running:
         return COLOURS.sub("", self._seen.decode(errors="replace"))
 
     def wait_for(self, text: str) -> None:
-        """Read what it writes until a text comes."""
+        """Read what it writes until a text has come."""
+        self._read_until(text, 1)
+
+    def wait_for_another(self, text: str) -> None:
+        """Read what it writes until a text has come once more than so far."""
+        self._read_until(text, self.text.count(text) + 1)
+
+    def _read_until(self, text: str, n_times: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while text not in self.text:
+        while self.text.count(text) < n_times:
             remaining_s = deadline - time.monotonic()
             assert remaining_s > 0, f"waited for {text!r}, there was {self.text[-2000:]}"
             if select.select([self._output], [], [], remaining_s)[0]:

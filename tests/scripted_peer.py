@@ -4,7 +4,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
 
-from loadtest.exchange import Ask, Exchange, Peer, PeerUnavailable, Setup, StartPeer, Usage
+from loadtest.comparison.exchange import (
+    Ask,
+    Exchange,
+    Peer,
+    PeerUnavailable,
+    Setup,
+    StartPeer,
+    Usage,
+)
 
 Answer = Callable[[Ask, Exchange], None]
 

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from runnerd.commands.failure import USAGE, CommandFailed, translated
+from runnerd.commands.path_options import socket_option
 from runnerd.commands.private import any_daemon
 from runnerd_protocol.messages import Pooling, Prompt
 
@@ -22,10 +23,7 @@ class EmbeddingLine(msgspec.Struct, frozen=True):
 
 def embed(
     texts: Annotated[list[str], typer.Argument(help="The texts; '-' reads one a line from stdin.")],
-    socket: Annotated[
-        Path | None,
-        typer.Option("--socket", readable=False, help="Ask the daemon here.", metavar="PATH"),
-    ] = None,
+    socket: Annotated[Path | None, socket_option("Ask the daemon here.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Start a private daemon on this model for the one call.")
     ] = None,

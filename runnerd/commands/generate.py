@@ -16,6 +16,7 @@ from runnerd.commands.failure import (
     CommandFailed,
     translated,
 )
+from runnerd.commands.path_options import file_option, socket_option
 from runnerd.commands.private import any_daemon, chat_prompt
 from runnerd.prompt_parts import read_image
 from runnerd_protocol.framing import DEFAULT_MAX_FRAME_BYTES
@@ -35,10 +36,7 @@ def _number(what: str, low: float, high: float) -> object:
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads it from stdin.")],
-    socket: Annotated[
-        Path | None,
-        typer.Option("--socket", readable=False, help="Ask the daemon here.", metavar="PATH"),
-    ] = None,
+    socket: Annotated[Path | None, socket_option("Ask the daemon here.")] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Start a private daemon on this model for the one call."),
@@ -51,8 +49,7 @@ def generate(
     ] = False,
     system: Annotated[str, typer.Option(help="A system message before it.")] = "",
     image: Annotated[
-        list[Path] | None,
-        typer.Option(help="An image before the text; may be repeated.", metavar="FILE"),
+        list[Path] | None, file_option("An image before the text; may be repeated.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Generate at most so many.")] = None,
     temperature: Annotated[
@@ -80,12 +77,8 @@ def generate(
     shift: Annotated[
         bool, typer.Option("--shift", help="Go on past the context's end, forgetting the start.")
     ] = False,
-    grammar: Annotated[
-        Path | None, typer.Option(help="GBNF that the text must follow.", metavar="FILE")
-    ] = None,
-    json_schema: Annotated[
-        Path | None, typer.Option(help="A JSON schema that it must follow.", metavar="FILE")
-    ] = None,
+    grammar: Annotated[Path | None, file_option("GBNF that the text must follow.")] = None,
+    json_schema: Annotated[Path | None, file_option("A JSON schema that it must follow.")] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,10 +91,7 @@ def generate(
     ] = None,
     mmproj: Annotated[
         Path | None,
-        typer.Option(
-            help="What the private daemon reads images with: the model's projector.",
-            metavar="FILE",
-        ),
+        file_option("What the private daemon reads images with: the model's projector."),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, max=64, help="So many completions.")] = 1,
     timeout: Annotated[float | None, _number("End after so many seconds.", 0.001, 86400.0)] = None,

@@ -1,12 +1,15 @@
 """The options that say what is loaded and how, as `serve` and `plan` share them.
 
 An alias is an option's type and help; its default stands in the signature of the command, and
-`engine_config` puts the values together. What is out of range is left to `check_config`.
+`engine_config` makes of the values what they say. What is out of range is left to `check_config`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from runnerd.commands.failure import USAGE, CommandFailed
@@ -140,57 +143,72 @@ ImageCacheMib = Annotated[
 ]
 
 
-def engine_config(
-    model: str,
-    *,
-    engine: Literal["llama", "reference"],
-    slots: int,
-    ctx: int,
-    ctx_total: int,
-    batch: int,
-    ubatch: int,
-    threads: int,
-    kv: Literal["auto", "split", "unified"],
-    flash_attn: Literal["auto", "on", "off"],
-    kv_type: KVType,
-    swa_full: bool,
-    lora: list[str] | None,
-    embed_max: int,
-    mmproj: str,
-    image_rows: int,
-    gpu_layers: str,
-    devices: str,
-    tensor_split: str,
-    reserve_mib: int,
-) -> EngineConfig:
-    """Return the configuration that the options say.
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options of which the engine's configuration is made, as Typer reads them."""
+
+    model: str
+    engine: Literal["llama", "reference"]
+    slots: int
+    ctx: int
+    ctx_total: int
+    batch: int
+    ubatch: int
+    threads: int
+    kv: Literal["auto", "split", "unified"]
+    flash_attn: Literal["auto", "on", "off"]
+    kv_type: KVType
+    swa_full: bool
+    lora: list[str] | None
+    embed_max: int
+    mmproj: str
+    image_rows: int
+    gpu_layers: str
+    devices: str
+    tensor_split: str
+    reserve_mib: int
+
+
+def engine_config(options: Mapping[str, object]) -> EngineConfig:
+    """Return the configuration that options say: `EngineOptions` by name, perhaps among others.
 
     Raises:
         CommandFailed: one is not of the form that it must have.
         ModelMissing: an alias for a model is not installed.
     """
+    given = msgspec.convert(options, EngineOptions)
     return EngineConfig(
-        model=model if engine == "reference" else resolve_model(model),
-        engine=engine,
-        n_slots=slots,
-        n_ctx=ctx,
-        n_cells=ctx_total,
-        n_batch=batch,
-        n_ubatch=min(ubatch, batch),  # so that a small --batch is enough to say
-        n_threads=threads,
-        kv=kv,
-        flash_attn=flash_attn,
-        kv_type=kv_type,
-        swa_full=swa_full,
-        adapters=tuple(map(_adapter, lora or ())),
-        n_embed=embed_max,
-        mmproj=resolve_model(mmproj),
-        n_image_rows=image_rows,
-        n_gpu_layers=n_layers(gpu_layers),
-        devices=_device_ids(devices),
-        tensor_split=_shares(tensor_split),
-        reserve_bytes=reserve_mib * 2**20,
+        model=given.model if given.engine == "reference" else resolve_model(given.model),
+        engine=given.engine,
+        n_slots=given.slots,
+        n_ctx=given.ctx,
+        n_cells=given.ctx_total,
+        n_batch=given.batch,
+        n_ubatch=min(given.ubatch, given.batch),  # so that a small --batch is enough to say
+        n_threads=given.threads,
+        kv=given.kv,
+        flash_attn=given.flash_attn,
+        kv_type=given.kv_type,
+        swa_full=given.swa_full,
+        adapters=tuple(map(_adapter, given.lora or ())),
+        n_embed=given.embed_max,
+        mmproj=resolve_model(given.mmproj),
+        n_image_rows=given.image_rows,
+        n_gpu_layers=n_layers(given.gpu_layers),
+        devices=_device_ids(given.devices),
+        tensor_split=_shares(given.tensor_split),
+        reserve_bytes=given.reserve_mib * 2**20,
     )
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """Return the options that stand on the command line; the others have their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        name
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }
 
 
 def n_layers(argument: str) -> int | None:

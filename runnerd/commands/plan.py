@@ -12,6 +12,7 @@ import typer
 from runnerd.commands import model_options as options
 from runnerd.commands.failure import USAGE, CommandFailed, connected, translated
 from runnerd.commands.memory_text import memory_lines
+from runnerd.commands.path_options import socket_option
 from runnerd.config import Config, ImageLimits, check_settings
 from runnerd.engine.base import KVType
 from runnerd.harmless import harmless_json
@@ -24,12 +25,7 @@ ASKED_OF_A_DAEMON = ("socket", "json", "ctx", "slots", "kv_type", "gpu_layers")
 def plan(
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(help=options.MODEL_HELP)] = None,
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            "--socket", readable=False, help="Ask the daemon here about its model.", metavar="PATH"
-        ),
-    ] = None,
+    socket: Annotated[Path | None, socket_option("Ask the daemon here about its model.")] = None,
     engine: options.EngineName = "llama",
     slots: options.Slots = 4,
     ctx: options.Ctx = 0,
@@ -74,30 +70,8 @@ def plan(
             n_gpu_layers=options.n_layers(gpu_layers),
         )
     else:
-        assert model is not None
         config = Config(
-            options.engine_config(
-                model,
-                engine=engine,
-                slots=slots,
-                ctx=ctx,
-                ctx_total=ctx_total,
-                batch=batch,
-                ubatch=ubatch,
-                threads=threads,
-                kv=kv,
-                flash_attn=flash_attn,
-                kv_type=kv_type,
-                swa_full=swa_full,
-                lora=lora,
-                embed_max=embed_max,
-                mmproj=mmproj,
-                image_rows=image_rows,
-                gpu_layers=gpu_layers,
-                devices=devices,
-                tensor_split=tensor_split,
-                reserve_mib=reserve_mib,
-            ),
+            options.engine_config(context.params),
             checkpoint_mib=checkpoint_mib,
             images=ImageLimits(
                 store_bytes=image_store_mib * 2**20, cache_bytes=image_cache_mib * 2**20
@@ -111,12 +85,7 @@ def plan(
 
 def _given(context: typer.Context) -> set[str]:
     """Return the options that were given, all of which a daemon can be asked for."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {
-        name
-        for name, source in sources.items()
-        if source is not None and source.name == "COMMANDLINE"
-    }
+    given = options.given_options(context)
     if others := sorted(given.difference(ASKED_OF_A_DAEMON)):
         raise CommandFailed(f"--{others[0].replace('_', '-')} does not go with --socket", USAGE)
     return given

@@ -27,16 +27,18 @@ def serve(
     """Serve a model to all who connect.
 
     SIGTERM or Ctrl-C once: take no more requests, let running ones finish. Twice: end now.
-    SIGHUP: read the settings file again; without one, and at a terminal, it ends with that.
+    SIGHUP: read the settings file again; without one, and at a terminal, like one SIGTERM.
+    SIGUSR1: log the state.
 
     Exit status: 0 told to stop, 64 usage, 65 model cannot be used, 66 no such model,
     70 internal error, 71 out of memory, 78 a setting is wrong.
     """
-    service = take_environment(is_child=fd is not None or parent_fd is not None)
-    if config_file is not None or service.is_managed:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which must not end what still starts
-    source = SettingsSource(context, config_file, has_passed_sockets=bool(service.sockets))
-    with telling_the_service(service.notify_address):
+    is_child = fd is not None or parent_fd is not None
+    with telling_the_service("" if is_child else os.environ.get("NOTIFY_SOCKET", "")):
+        service = take_environment(is_child)
+        if config_file is not None or service.is_managed:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which must not end what still starts
+        source = SettingsSource(context, config_file, has_passed_sockets=bool(service.sockets))
         start = source.settings()
     raise typer.Exit(_run(start, service, source.reloader(start)))
 

@@ -15,6 +15,7 @@ import typer
 from runnerd.commands import client_limits as clients
 from runnerd.commands import model_options as options
 from runnerd.commands.failure import USAGE, CommandFailed, telling_the_service
+from runnerd.commands.path_options import socket_option
 from runnerd.config import Config, ImageLimits
 
 Value = str | int | float | bool | list[str]
@@ -22,6 +23,7 @@ Value = str | int | float | bool | list[str]
 Kinds = Mapping[str, object]
 """Of each option the type, without `Annotated`."""
 LogFormat = Literal["auto", "console", "json", "journal"]
+"""As in `log_output`, which brings the log: slow."""
 NOT_IN_FILE = {"context", "config_file", "fd", "parent_fd", "return"}
 
 
@@ -53,14 +55,12 @@ def settings(
             "--config",
             help="A TOML file with these options; the command line wins. SIGHUP reads it again.",
             metavar="FILE",
+            readable=False,  # as in `path_options`
             callback=_use_file,
             is_eager=True,
         ),
     ] = None,
-    socket: Annotated[
-        Path | None,
-        typer.Option("--socket", readable=False, help="Listen at this path.", metavar="PATH"),
-    ] = None,
+    socket: Annotated[Path | None, socket_option("Listen at this path.")] = None,
     fd: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
     parent_fd: Annotated[int | None, typer.Option("--parent-fd", hidden=True)] = None,
     engine: options.EngineName = "llama",
@@ -139,29 +139,8 @@ def settings(
         ModelMissing: an alias for a model is not installed.
     """
     config = Config(
-        options.engine_config(
-            model,
-            engine=engine,
-            slots=slots,
-            ctx=ctx,
-            ctx_total=ctx_total,
-            batch=batch,
-            ubatch=ubatch,
-            threads=threads,
-            kv=kv,
-            flash_attn=flash_attn,
-            kv_type=kv_type,
-            swa_full=swa_full,
-            lora=lora,
-            embed_max=embed_max,
-            mmproj=mmproj,
-            image_rows=image_rows,
-            gpu_layers=gpu_layers,
-            devices=devices,
-            tensor_split=tensor_split,
-            reserve_mib=reserve_mib,
-        ),
-        socket_path=None if socket is None else Path(socket),
+        options.engine_config(locals()),
+        socket_path=None if socket is None else Path(socket),  # a file gives it as a text
         inherited_fd=fd,
         parent_fd=parent_fd,
         access=clients.access(allow_users, allow_groups),

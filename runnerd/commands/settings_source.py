@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from runnerd.commands.failure import CommandFailed
+from runnerd.commands.model_options import given_options
 from runnerd.commands.serve_settings import NOT_IN_FILE, Settings, Value, kinds, settings
 from runnerd.config import Config, check_config
 from runnerd.errors import ConfigError, LoadError
@@ -67,7 +68,7 @@ class SettingsSource:
 
     def _settings(self, file: Mapping[str, Value]) -> Settings:
         values, path = dict(self._context.params), self._path
-        given = {name for name in values if self._is_given(name)}
+        given = given_options(self._context)
         for name, parameter in inspect.signature(settings).parameters.items():
             if name not in given | NOT_IN_FILE:
                 values[name] = file.get(name, parameter.default)
@@ -85,10 +86,6 @@ class SettingsSource:
         except (CommandFailed, ConfigError) as err:
             where = f"{path} and the command line" if given - NOT_IN_FILE else f"{path}"
             raise ConfigError(f"{where}: {err}") from err
-
-    def _is_given(self, name: str) -> bool:
-        source = self._context.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
 
     def _checked(self, settings: Settings) -> Settings:
         config = replace(settings.config, has_passed_sockets=self._has_passed_sockets)

@@ -10,6 +10,7 @@ import typer
 
 from runnerd.commands.failure import UNAVAILABLE, USAGE, CommandFailed, connected, translated
 from runnerd.commands.memory_text import verdict
+from runnerd.commands.path_options import socket_option
 from runnerd.commands.prometheus import prometheus_text
 from runnerd.commands.status_text import (
     busy_slots,
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    socket: Annotated[
-        Path, typer.Option("--socket", readable=False, help="Where it listens.", metavar="PATH")
-    ],
+    socket: Annotated[Path, socket_option("Where it listens.")],
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.05, max=3600.0)

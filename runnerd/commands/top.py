@@ -10,6 +10,7 @@ import anyio
 import typer
 
 from runnerd.commands.failure import translated
+from runnerd.commands.path_options import socket_option
 from runnerd.commands.status_text import status_line
 from runnerd.commands.watched import Watched
 from runnerd.harmless import harmless_line
@@ -24,15 +25,7 @@ SIGNALLED = 128
 
 
 def top(
-    socket: Annotated[
-        list[Path],
-        typer.Option(
-            "--socket",
-            readable=False,
-            help="Where one listens; may be given again.",
-            metavar="PATH",
-        ),
-    ],
+    socket: Annotated[list[Path], socket_option("Where one listens; may be given again.")],
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.05, max=3600.0)
     ] = 1.0,

@@ -11,7 +11,7 @@ from runnerd.core.checkpoints import BUDGET_BYTES
 from runnerd.core.emission import Emission, Vocabulary, last_word, n_generated_limit, progress
 from runnerd.core.fill import Fill
 from runnerd.core.line import Line
-from runnerd.core.outcome import no_room, spoiled, store, take_samples
+from runnerd.core.outcome import find_spoiled, no_room, store, take_samples
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.shelf import Shelf
@@ -223,17 +223,17 @@ class Batcher:
         telling = [sequence for sequence in running if sequence.options.wants_progress]
         emissions = [said for sequence in telling for said in progress(sequence)]
         emissions += take_samples(step, result, sequences, self._vocabulary, n_ctx, now)
-        spoilers = spoiled(step, result, sequences)
+        spoiled = find_spoiled(step, result, sequences)
         for sequence in running:
             n_past, n_inputs = sequence.slot.n_past, len(sequence.inputs)
-            if n_past == n_inputs and sequence.ending is None and sequence not in spoilers:
+            if n_past == n_inputs and sequence.ending is None and sequence not in spoiled:
                 self._had_no_sample(sequence)
             if sequence.ending is not None:
                 emissions.append(self._finish(sequence, sequence.ending))
             elif n_past == n_ctx < n_inputs:
                 self.residency.shift(sequence)
-        if spoilers:  # behind what looks at how far each of them had got
-            self.residency.start_over(spoilers)
+        if spoiled:  # behind what looks at how far each of them had got
+            self.residency.start_over(spoiled)
         if result.n_batches < len(step.batches):
             self.residency.mend()
         self._shelf.tidy(self.residency.running)

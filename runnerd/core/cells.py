@@ -53,6 +53,18 @@ class Cells:
             self.edits.append(KVRemove(slot.slot_id, slot.layout.position(n_past)))
             self._hold(slot, n_past)
 
+    def discard(self, slot: Slot) -> None:
+        """Drop all that a slot holds, and what was kept to go back to there: it is of no use."""
+        self.forget(slot, 0)
+        if slot.key is None:
+            return
+        gone = self.checkpoints.discard(slot.key, slot.inputs)
+        for edit in list(self.edits):
+            if isinstance(edit, CheckpointSave) and edit.checkpoint_id in gone:
+                self.edits.remove(edit)  # an engine may have emptied the slot by then
+                gone.remove(edit.checkpoint_id)
+        self._drop(gone)
+
     def lose(self, slot: Slot) -> None:
         """Record that a slot holds nothing any more."""
         self._hold(slot, 0)

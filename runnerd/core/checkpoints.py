@@ -84,6 +84,15 @@ class Checkpoints:
         mark = next(mark for mark, kept in self._kept.items() if kept is checkpoint)
         self._kept[mark] = self._kept.pop(mark)
 
+    def discard(self, key: CacheKey, inputs: Sequence[int]) -> list[int]:
+        """Forget the checkpoints of beginnings of these inputs; return their ids."""
+        gone = [kept.checkpoint_id for kept in self.matching(key, inputs)]
+        for mark, kept in list(self._kept.items()):
+            if kept.checkpoint_id in gone:
+                del self._kept[mark]
+                self._sizes.pop(kept.checkpoint_id, None)
+        return gone
+
     def make_room(self) -> list[int]:
         """Return the ids of those to drop for those that no step has saved yet.
 

@@ -59,7 +59,7 @@ def take_up(
     """Take up what was sampled. An ending is noted in the sequence, for its owner to carry out.
 
     A reason noted before, from outside, stays the reason. A row of no numbers may be another's
-    fault, by cells that both have read: it ends its sequence where that ran alone.
+    fault (`core/doubt.py`): it ends its sequence where that was doubted, and so ran alone.
     """
     if isinstance(sampled, SampleFault):
         if sampled.spoils_slot and not sequence.is_doubted:

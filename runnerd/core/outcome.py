@@ -58,7 +58,7 @@ def take_samples(
     return emissions
 
 
-def spoiled(step: Step, result: StepResult, sequences: Sequences) -> list[Sequence]:
+def find_spoiled(step: Step, result: StepResult, sequences: Sequences) -> list[Sequence]:
     """Return the sequences whose slots hold what is no number."""
     wanting = [span.seq_id for span in _spans_run(step, result) if span.wants_logits]
     return [

@@ -11,6 +11,7 @@ from itertools import takewhile
 from runnerd.core.batch import Edit, Limits, SamplerClose, SamplerOpen, StepResult
 from runnerd.core.cells import Cells
 from runnerd.core.checkpoints import BUDGET_BYTES, Checkpoints
+from runnerd.core.doubt import doubted_alone, start_over
 from runnerd.core.following import Pace, abandon, is_over
 from runnerd.core.kv import KVLedger
 from runnerd.core.prompt import shift_stop
@@ -58,8 +59,7 @@ class Residency:
         active = [
             s for s in self.running if s.suspended_at is None and s.follows is None and not s.paused
         ]
-        doubted = [s for s in active if s.is_doubted]
-        return doubted[:1] or active
+        return doubted_alone(active)
 
     @property
     def is_short(self) -> bool:
@@ -169,24 +169,8 @@ class Residency:
         self._cells.go_back(slot, self._cells.reach(slot, n_past))
 
     def start_over(self, spoiled: list[Sequence]) -> None:
-        """Let go of all cells that may hold what is no number; who needs them evaluates again.
-
-        They are those of the sequences that were spoiled, and what they may have begun from. Where
-        all slots are in one cache they are all: a pass reads everybody's, and whose were the first
-        of them nobody knows. It is somebody who was given no token; so they go on one by one.
-        """
-        is_unified = self._limits.is_unified
-        keys = {sequence.options.cache_key for sequence in spoiled}
-        for slot in self.pool.idle():
-            if is_unified or slot.key in keys:
-                self._cells.forget(slot, 0)
-        for sequence in self.running:
-            if not (is_unified or sequence in spoiled):
-                continue
-            if sequence.n_past > 0 and not sequence.is_decoding:
-                sequence.is_doubted = True
-            self._cells.forget(sequence.slot, 0)
-            abandon(sequence, self.running)
+        """Let go of all cells that may hold what is no number; who needs them evaluates again."""
+        start_over(spoiled, self.running, self._cells)
 
     # --- cells -----------------------------------------------------------------------------
 

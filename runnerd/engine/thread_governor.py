@@ -15,7 +15,7 @@ Values in, a number of threads out: no clock, no thread.
 """
 
 from dataclasses import dataclass, field
-from math import exp, floor, log2
+from math import exp, floor, inf, log2
 from typing import Literal
 
 Kind = Literal["decode", "embed"]
@@ -48,16 +48,12 @@ class PassTime:
 
 @dataclass(slots=True)
 class _Passes:
-    """Passes with one number of threads, by kind and width: how many, and their time.
+    """How many passes there were, and their time, by kind and width; all with as many threads.
 
     Earlier ones count less and less where there is a `memory_s`.
     """
 
-    n_threads: int
-    since: float
-    memory_s: float = float("inf")
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    memory_s: float = inf
     alike: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
 
     def add(self, passed: PassTime) -> None:
@@ -65,13 +61,6 @@ class _Passes:
         kept = exp(-passed.wall_s / self.memory_s)
         n, wall_s = self.alike.get(key, (0.0, 0.0))
         self.alike[key] = (kept * n + 1, kept * wall_s + passed.wall_s)
-        self.wall_s = kept * self.wall_s + passed.wall_s
-        self.cpu_s = kept * self.cpu_s + passed.cpu_s
-
-    @property
-    def n_missing(self) -> float:
-        """Cores that the threads did not have, on average."""
-        return self.n_threads - self.cpu_s / self.wall_s
 
     def compared(self, later: "_Passes") -> tuple[float, float, float]:
         """Return how many later passes have their like here; their time here, and there."""
@@ -84,18 +73,49 @@ class _Passes:
         return n_common, here_s, there_s
 
 
+@dataclass(slots=True)
+class _Shortage:
+    """Passes that together lost `lost_s` core seconds, beyond what is tolerated."""
+
+    lost_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, passed: PassTime, n_wanted: float) -> None:
+        """Count a pass that should have had so many cores; what is made up for is forgotten."""
+        self.lost_s = max(0.0, self.lost_s + n_wanted * passed.wall_s - passed.cpu_s)
+        if self.lost_s == 0:
+            self.wall_s = self.cpu_s = 0.0
+        else:
+            self.wall_s += passed.wall_s
+            self.cpu_s += passed.cpu_s
+
+    @property
+    def n_had(self) -> float:
+        """Cores that the threads had, on average."""
+        return self.cpu_s / self.wall_s
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Passes with fewer threads since an instant, and those `before`, when cores were missing."""
+
+    since: float
+    before: _Passes
+    n_threads_before: int
+    n_missing_before: float
+    passes: _Passes = field(default_factory=_Passes)
+
+
 class ThreadGovernor:
     """Chooses `n_threads`, from 1 to `n_most`, for the next pass."""
 
     def __init__(self, n_most: int) -> None:
         self.n_most = n_most
         self.n_threads = n_most
-        self._lost_s = 0.0  # core seconds beyond the tolerated ones, while passes go on losing some
-        self._suspect: _Passes | None = None  # passes since then
-        self._recent = _Passes(n_most, 0.0, MEMORY_S)
-        self._before: _Passes | None = None  # with more threads, while fewer are on trial
-        self._trial: _Passes | None = None
-        self._n_missing = 0.0  # before the trial
+        self._shortage = _Shortage()
+        self._recent = _Passes(MEMORY_S)  # with this number of threads
+        self._trial: _Trial | None = None  # of this number, where it is a lower one
         self._tolerated = TOLERATED_CORES
         self._tolerates_until = 0.0
         self._forgiving_s = FORGIVING_S
@@ -109,20 +129,14 @@ class ThreadGovernor:
             return
         if now >= self._tolerates_until:
             self._tolerated = TOLERATED_CORES
-        wanted_s = (self.n_threads - self._tolerated) * passed.wall_s
-        self._lost_s = max(0.0, self._lost_s + wanted_s - passed.cpu_s)
-        if self._lost_s == 0:
-            self._suspect = None
-        else:
-            self._suspect = self._suspect or _Passes(self.n_threads, now)
-            self._suspect.add(passed)
+        self._shortage.add(passed, self.n_threads - self._tolerated)
         self._recent.add(passed)
         if self._trial is not None:
-            self._trial.add(passed)
-        if self._suspect is not None and self._lost_s >= LOST_S and self.n_threads > 1:
-            self._lower(self._suspect, now)
-        elif self._trial is not None and self._before is not None:
-            self._judge(self._before, self._trial, now)
+            self._trial.passes.add(passed)
+        if self._shortage.lost_s >= LOST_S and self.n_threads > 1:
+            self._lower(now)
+        elif self._trial is not None:
+            self._judge(self._trial, now)
 
     def wants_probe(self, now: float) -> bool:
         """Whether it is time to see if there is a core to spare."""
@@ -137,39 +151,35 @@ class ThreadGovernor:
             self._hold_s = max(self._hold_s, min(1.5 * self._hold_s, MAX_HOLD_S))
             self._probe_at = now + self._hold_s
             return
-        self._use(self.n_threads + 1, now)
+        self._use(self.n_threads + 1)
         self._raised_at = now
         self._probe_at = now + HOLD_S
 
-    def _lower(self, suspect: _Passes, now: float) -> None:
+    def _lower(self, now: float) -> None:
         """Try so many threads as have had a core, one less at least."""
         is_again = now - self._raised_at < SOON_S
         self._hold_s = min(2 * self._hold_s, MAX_FLAPPING_S) if is_again else HOLD_S
         self._probe_at = now + self._hold_s
-        n_had = floor(self.n_threads - suspect.n_missing + TOLERATED_CORES)
-        before = self._recent
-        self._use(max(1, min(self.n_threads - 1, n_had)), now)
-        self._before, self._trial = before, _Passes(self.n_threads, now)
-        self._n_missing = suspect.n_missing
+        n_had, n_before, before = self._shortage.n_had, self.n_threads, self._recent
+        self._use(max(1, min(n_before - 1, floor(n_had + TOLERATED_CORES))))
+        self._trial = _Trial(now, before, n_before, n_before - n_had)
 
-    def _judge(self, before: _Passes, trial: _Passes, now: float) -> None:
-        """Keep fewer threads, or go back to what was before."""
-        n_alike, before_s, trial_s = before.compared(trial)
+    def _judge(self, trial: _Trial, now: float) -> None:
+        """Keep fewer threads, or go back to what was before, once there is enough to compare."""
+        n_alike, before_s, trial_s = trial.before.compared(trial.passes)
         if n_alike < N_JUDGED or trial_s < JUDGED_S:
             if now - trial.since >= UNDECIDED_S:
-                self._before = self._trial = None
-            return
-        if trial_s <= WORTH * before_s:
+                self._trial = None
+        elif trial_s <= WORTH * before_s:
             self._forgiving_s = FORGIVING_S
-            self._before = self._trial = None
-            return
-        self._tolerated = self._n_missing + ADDED_CORES
-        self._tolerates_until = now + self._forgiving_s
-        self._forgiving_s = min(2 * self._forgiving_s, MAX_FORGIVING_S)
-        self._use(before.n_threads, now)
+            self._trial = None
+        else:
+            self._tolerated = trial.n_missing_before + ADDED_CORES
+            self._tolerates_until = now + self._forgiving_s
+            self._forgiving_s = min(2 * self._forgiving_s, MAX_FORGIVING_S)
+            self._use(trial.n_threads_before)
 
-    def _use(self, n_threads: int, now: float) -> None:
+    def _use(self, n_threads: int) -> None:
+        """Take another number, of which nothing is known yet."""
         self.n_threads = n_threads
-        self._recent = _Passes(n_threads, now, MEMORY_S)
-        self._lost_s = 0.0
-        self._suspect = self._before = self._trial = None
+        self._shortage, self._recent, self._trial = _Shortage(), _Passes(MEMORY_S), None

@@ -60,21 +60,14 @@ def take_environment(is_child: bool) -> ServiceEnvironment:
     """Take what was handed over out of the environment; of a child it was not meant for it.
 
     Raises:
-        ConfigError: there are sockets that cannot be served; the service manager has been told.
+        ConfigError: there are sockets that cannot be served.
     """
     given = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     if is_child:
         return ServiceEnvironment()
     warnings: list[str] = []
-    address = _notify_address(given, warnings)
-    try:
-        sockets = _sockets(given, warnings)
-    except ConfigError as err:
-        from runnerd.systemd.notifier import Notifier  # brings the log: slow
-
-        Notifier(address).failed(str(err), err)
-        raise
-    return ServiceEnvironment(address, _watchdog_s(given, warnings), sockets, tuple(warnings))
+    address, watchdog_s = _notify_address(given, warnings), _watchdog_s(given, warnings)
+    return ServiceEnvironment(address, watchdog_s, _sockets(given, warnings), tuple(warnings))
 
 
 def _notify_address(given: Mapping[str, str], warnings: list[str]) -> str:

@@ -6,7 +6,7 @@ once is lost, and only where a loss would do harm is the caller told, to try aga
 
 import errno
 import socket
-from time import clock_gettime_ns
+from time import CLOCK_MONOTONIC, clock_gettime_ns
 
 import structlog
 
@@ -14,7 +14,6 @@ log = structlog.get_logger()
 
 STATUS_S = 1.0  # how often the progress of a phase is worth telling
 MAX_STATUS_CHARS = 500  # systemd drops datagrams of more than 4096 bytes
-CLOCK_MONOTONIC = 1
 
 
 class Notifier:

@@ -98,6 +98,7 @@ class NaiveCache:
         self._seen: dict[int, int] = {}
         self._limits = limits
         self._n_made = 0
+        self._spoiled: set[int] = set()
         self.is_shifting = False
 
     @property
@@ -118,20 +119,27 @@ class NaiveCache:
         )
 
     def edit(self, edits: Iterable[Edit]) -> None:
-        """Carry out edits; a removal finds something to remove, a checkpoint is complete."""
+        """Carry out edits; a removal finds something to remove, a checkpoint is complete.
+
+        Of slots that hold what is no number nothing is kept.
+        """
         to_restore: set[int] = set()
         for edit in edits:
             match edit:
                 case KVRemove(slot_id, p0, p1):
                     self._remove(slot_id, p0, p1)
+                    if not self.slots[slot_id]:
+                        self._spoiled.discard(slot_id)
                 case KVShift(slot_id, p0, p1, delta):
                     self._shift(slot_id, p0, p1, delta)
                     self.is_shifting = True
                 case KVCopy(from_slot_id, slot_id, n_pos):
+                    assert from_slot_id not in self._spoiled
                     if not self._copy(from_slot_id, slot_id, n_pos):
                         to_restore.add(slot_id)
                 case CheckpointSave(checkpoint_id, slot_id):
                     assert checkpoint_id not in self.checkpoints
+                    assert slot_id not in self._spoiled
                     self.assert_whole(slot_id)
                     self.checkpoints[checkpoint_id] = Saved(
                         tuple(self.slots[slot_id]),
@@ -148,6 +156,11 @@ class NaiveCache:
                 case _:
                     assert_never(edit)
         assert not to_restore, "half a state was copied"
+        assert not self._spoiled, "what is no number is still there"
+
+    def spoil(self, slot_ids: Iterable[int]) -> None:
+        """Let slots hold what is no number, as a sample has told, until they are emptied."""
+        self._spoiled.update(slot_id for slot_id in slot_ids if self.slots[slot_id])
 
     def _remove(self, slot_id: int, p0: int, p1: int | None) -> None:
         stop = float("inf") if p1 is None else p1

@@ -230,16 +230,21 @@ class Simulation:
         self, step: Step, token: Token, n_batches: int, n_stored: tuple[int | None, ...] | None
     ) -> StepResult:
         sampled: list[Sampled] = []
+        spoiled: list[int] = []
         self._note_first(step, n_batches, n_stored)
         for batch in step.batches[:n_batches]:
             self.cache.run(batch, self._rows)
             for span in batch.spans:
                 if span.wants_logits:
                     sampled.append(self._speech[span.seq_id].sample(token(span.seq_id)))
+                    if isinstance(sampled[-1], SampleFault) and sampled[-1].spoils_slot:
+                        spoiled.append(span.slot_id)
         if n_stored is None and n_batches < len(step.batches):
             self.cache.is_shifting = False  # cells move before room is looked for
         if n_stored is not None:
             self.cache.run(step.batches[n_batches], self._rows, n_stored)
+        if spoiled:
+            self.cache.spoil(range(self.limits.n_slots) if self.limits.is_unified else spoiled)
         self.step = None
         oldest = self.cache.oldest() if self.limits.window else ()
         sampling_s = (0.001,) * len(sampled)
@@ -356,9 +361,12 @@ def _same(batcher: Batcher) -> Step:
 
 
 def fault_or_token(number: int) -> Sampled:
-    """Return a fault for one number in 64, END for another, else a token of few bytes."""
+    """Return a fault for one number in 64, END for another, else a token of few bytes.
+
+    Half of the faults are of rows that are no numbers.
+    """
     if number % 64 == 0:
-        return SampleFault("no finite logits")
+        return SampleFault("no token", spoils_slot=number % 128 == 0)
     if number % 64 == 1:
         return END
     return (97, 98, 0xE3, 0x81, 0x82, 99)[number % 6]

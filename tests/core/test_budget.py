@@ -89,8 +89,16 @@ def test_rows_that_cost_nothing_fill_the_batch() -> None:
     assert budget.rows(8) == N_BATCH - 8
 
 
-def test_a_step_quicker_than_the_last_without_prompts_still_teaches_a_cost() -> None:
+def test_rows_of_a_step_quicker_than_the_last_without_any_cost_a_tenth_of_an_average_row() -> None:
     budget = PrefillBudget(N_BATCH, target_itl_s=0.05)
     budget.observe(8, 0, 0.04)
     budget.observe(8, 10, 0.02)
-    assert budget.rows(8) < N_BATCH - 8
+    assert budget.rows(8) == int(0.02 / (0.1 * 0.02 / 18))
+
+
+def test_a_quick_step_opens_no_step_that_takes_far_more_than_the_target() -> None:
+    budget = make_budget(base_s=0.01, row_s=0.002, target_itl_s=0.08)
+    for _ in range(3):
+        n_rows = budget.rows(8)
+        budget.observe(8, n_rows, 0.02)  # less than generating alone has taken so far
+    assert 0.01 + (8 + budget.rows(8)) * 0.002 < 0.2

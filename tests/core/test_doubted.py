@@ -2,11 +2,26 @@
 
 import pytest
 
-from runnerd.core.batch import KVRemove, Sampled, SampleFault, Step
+from runnerd.core.batch import (
+    CheckpointDrop,
+    CheckpointSave,
+    KVRemove,
+    Sampled,
+    SampleFault,
+    Step,
+)
 from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.errors import EngineFailed
-from tests.helpers import endings, make_batcher, make_sequence, result_of, rows_of
+from tests.helpers import (
+    ByteVocabulary,
+    endings,
+    make_batcher,
+    make_limits,
+    make_sequence,
+    result_of,
+    rows_of,
+)
 
 NO_NUMBER = SampleFault("nan", spoils_slot=True)
 
@@ -66,3 +81,45 @@ def test_where_all_read_the_same_cells_all_are_given_up_and_who_has_no_token_run
     run(batcher, 0, 1)  # while another is amid its prompt, which may be what spoils them
     order = [rows_of(run(batcher)[0]) for _ in range(4)]
     assert order == [{0: 5}, {1: 5}, {7: 32}, {7: 8}]
+
+
+def test_a_neighbour_whose_context_is_full_makes_room_in_it_before_it_starts_over() -> None:
+    batcher = make_batcher(n_slots=2, n_ctx=8, is_unified=True)
+    batcher.submit(make_sequence(0, [97] * 4, shift=True, limits=batcher.limits))
+    batcher.submit(make_sequence(1, [98] * 3, limits=batcher.limits))
+    for _ in range(4):
+        run(batcher)
+    run(batcher, 1)  # when the other has filled its last cell, and was given a token more
+    assert rows_of(run(batcher)[0]) == {1: 7}
+    assert rows_of(run(batcher)[0]) == {0: 5, 1: 1}
+
+
+def make_with_window(*, is_unified: bool) -> Batcher:
+    """Return a batcher that stops a prompt of 100 tokens at 96 for a checkpoint; one generates."""
+    limits = make_limits(n_slots=2, n_ctx=128, n_batch=128, is_unified=is_unified, window=8)
+    batcher = Batcher(limits, ByteVocabulary(), 0.05)
+    batcher.submit(make_sequence(0, [97], limits=limits))
+    run(batcher)
+    batcher.submit(make_sequence(1, [98] * 100, limits=limits))
+    return batcher
+
+
+def test_no_checkpoint_is_saved_of_what_may_be_no_number() -> None:
+    batcher = make_with_window(is_unified=True)
+    step, _ = run(batcher, 0)
+    assert rows_of(step) == {0: 1, 1: 96}
+    step, _ = run(batcher)
+    assert not any(isinstance(edit, CheckpointSave) for edit in step.edits)
+    assert KVRemove(1, 0) in step.edits
+
+
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_checkpoints_that_what_is_no_number_may_have_come_from_are_dropped(
+    is_unified: bool,
+) -> None:
+    batcher = make_with_window(is_unified=is_unified)
+    run(batcher)
+    step, _ = run(batcher, 1)
+    assert CheckpointSave(1, 1) in step.edits
+    step, _ = run(batcher)
+    assert CheckpointDrop(1) in step.edits

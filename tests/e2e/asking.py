@@ -9,7 +9,7 @@ import anyio
 import pytest
 from msgspec.msgpack import encode
 
-from runnerd.client import Client, GenerateOptions, RequestFailed, connect
+from runnerd.client import Client, GenerateOptions, GenerationStream, RequestFailed, connect
 from runnerd_protocol.messages import Delta, Failed, Finished, Prompt, TokenLogprobs
 from tests.daemon import PATIENCE_S
 
@@ -78,6 +78,17 @@ async def refusal(client: Client, prompt: Prompt, **options: object) -> Failed:
     with anyio.fail_after(PATIENCE_S), pytest.raises(RequestFailed) as caught:
         await client.complete(prompt, **loosely(options))
     return caught.value.failed
+
+
+async def longest_gap_s(stream: GenerationStream) -> float:
+    """Read a stream to the end that it was asked for; return the longest wait for a text."""
+    longest_s, told_at = 0.0, anyio.current_time()
+    async for _ in stream:
+        longest_s = max(longest_s, anyio.current_time() - told_at)
+        told_at = anyio.current_time()
+    assert stream.finished is not None
+    assert stream.finished.reason == "length"
+    return longest_s
 
 
 async def cold(daemon: Path, prompt: Prompt, **options: object) -> Answer:

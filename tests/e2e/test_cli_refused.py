@@ -54,7 +54,8 @@ def test_top_shows_that_it_is_turned_away(tmp_path: Path) -> None:
         with running("top", f"--socket={tmp_path}/socket", on_terminal=True, columns=140) as top:
             top.wait_for("not_allowed")
             top.interrupt()
-            top.rest()
+            assert "Traceback" not in top.rest()
+            assert top.wait() == 130
 
 
 @needs_root

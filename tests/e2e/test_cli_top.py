@@ -66,10 +66,8 @@ def test_a_daemon_that_comes_and_goes_is_told_of(tmp_path: Path) -> None:
             os.kill(daemon.process.pid, signal.SIGKILL)
             daemon.wait()
             command.wait_for('trouble="it has gone"')
-        n_seen = command.text.count("state=ready")
         with serving(path):
-            while command.text.count("state=ready") == n_seen:
-                command.wait_for_output()
+            command.wait_for_another("state=ready")
         command.interrupt()
         assert command.wait() == 130
 
@@ -84,9 +82,9 @@ def test_a_daemon_that_hangs_is_told_from_one_that_is_idle(tmp_path: Path) -> No
         os.kill(daemon.process.pid, signal.SIGSTOP)
         command.wait_for('trouble="no answer"')
         os.kill(daemon.process.pid, signal.SIGCONT)
-        n_seen = command.text.count("state=ready")
-        while command.text.count("state=ready") == n_seen:
-            command.wait_for_output()
+        command.wait_for_another("state=ready")
+        command.interrupt()
+        assert command.wait() == 130
 
 
 # --- on a terminal -----------------------------------------------------------------------------
@@ -137,6 +135,8 @@ def test_several_daemons_are_watched_at_once(socket_path: str, tmp_path: Path) -
         command.wait_for("ready")
         command.interrupt()
         command.wait_for("\x1b[?1049l")
+        assert command.wait() == 130
+        assert "Traceback" not in command.text
 
 
 def test_it_ends_with_its_terminal(socket_path: str) -> None:
@@ -170,3 +170,4 @@ def test_a_request_shows_in_its_slot(socket_path: str) -> None:
         command.wait_for("generating")
         command.interrupt()
         command.wait_for("\x1b[?1049l")
+        assert command.wait() == 130

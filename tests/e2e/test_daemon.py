@@ -1,11 +1,16 @@
 """Whole daemons: streams, signals, deaths, exit statuses."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
+from io import FileIO
+from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 from anyio import to_thread
 from anyio.abc import UNIXSocketStream
@@ -13,7 +18,8 @@ from anyio.abc import UNIXSocketStream
 from runnerd.client import Client, ConnectionLost, RequestFailed, attach, connect
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import Generate, Hello
-from tests.daemon_process import DaemonProcess, start_daemon_process
+from tests.daemon_process import RUNNERD, START_S, start_daemon_process
+from tests.statuses import is_idle, is_stalled, until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -30,21 +36,6 @@ print("reading", flush=True)
 while sock.recv(100):
     pass
 """
-
-
-async def is_idle(client: Client) -> None:
-    async with client.subscribe(0.05) as statuses:
-        async for status in statuses:
-            if status.n_slots_free == status.n_slots:
-                return
-
-
-async def hang(daemon: DaemonProcess, client: Client) -> None:
-    """Wait until the step in progress is one that does not end."""
-    async with client.subscribe(0.05) as statuses:
-        async for status in statuses:
-            if status.state == "stalled":
-                return
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -82,7 +73,7 @@ async def test_a_client_killed_in_mid_stream_frees_its_slots() -> None:
             doomed.kill()
             doomed.wait()
             with anyio.fail_after(10):
-                await is_idle(client)
+                await until_status(client, is_idle)
         await daemon.has_all_slots()
         assert "Traceback" not in daemon.log
         assert "library.logged" not in daemon.log
@@ -99,6 +90,36 @@ async def test_a_daemon_killed_in_mid_stream_is_no_success() -> None:
             assert stream.finished is None
 
 
+# A shell, and a daemon in the foreground of its terminal.
+SESSION = """
+import fcntl, os, subprocess, sys, termios
+os.setsid()
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+sys.exit(subprocess.call(sys.argv[1:], start_new_session=False))
+"""
+
+
+async def test_a_terminal_that_closes_ends_it_in_good_order(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    ours, theirs = os.openpty()
+    serve = [*RUNNERD, "serve", SLOW, "--engine=reference", f"--socket={path}"]
+    shell = subprocess.Popen([sys.executable, "-c", SESSION, *serve], stderr=theirs)
+    os.close(theirs)
+    with closing(FileIO(ours)) as terminal, anyio.fail_after(START_S):
+        seen = b""
+        while b"daemon.ready" not in seen:
+            seen += await to_thread.run_sync(terminal.read, 2**16)
+        (daemon,) = psutil.Process(shell.pid).children()
+        async with connect(path) as client, client.generate("x", max_tokens=300) as stream:
+            await anext(stream)
+            terminal.close()
+            daemon.send_signal(signal.SIGHUP)  # as many shells do besides
+            assert (await stream.completion()).finished.n_generated == 300
+        await to_thread.run_sync(shell.wait)
+        await to_thread.run_sync(daemon.wait)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_at_once_though_a_step_hangs(first: signal.Signals) -> None:
     options = ("--step-timeout", "0.2")
@@ -109,7 +130,7 @@ async def test_a_second_signal_ends_it_at_once_though_a_step_hangs(first: signal
         async with client.generate("x", shift=True) as stream:
             await anext(stream)
             with anyio.fail_after(20):
-                await hang(daemon, client)
+                await until_status(client, is_stalled)
                 daemon.signal(first)
                 with pytest.raises(RequestFailed, match="shutting_down"):
                     while True:
@@ -126,10 +147,10 @@ async def test_a_hundred_signals_are_no_more_than_two() -> None:
     async with start_daemon_process(SLOW) as daemon, connect(daemon.path) as client:
         async with client.generate("x", shift=True) as stream:
             await anext(stream)
-            for _ in range(100):  # some of which the kernel makes one
+            for _ in range(100):
                 if daemon.process.poll() is None:
                     daemon.signal(signal.SIGTERM)
-                    await anyio.sleep(0.01)
+                    await anyio.sleep(0.01)  # or the kernel would make one of all of them
             assert await daemon.exit_code(within_s=5) == 70
         assert "Traceback" not in daemon.log
 
@@ -143,7 +164,7 @@ async def test_a_daemon_ends_with_its_parent_though_a_step_hangs() -> None:
         async with attach(await UNIXSocketStream.from_socket(ours)) as client:
             async with client.generate("x", shift=True) as stream:
                 await anext(stream)
-                await hang(daemon, client)
+                await until_status(client, is_stalled)
         assert await daemon.exit_code(within_s=10) == 70
 
 

@@ -1,6 +1,7 @@
 """An engine that fails: whom that costs what, and that nobody waits for ever or hears two ends."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import numpy as np
@@ -26,6 +27,7 @@ from tests.daemon import PATIENCE_S, Daemon, raw_client, running_daemon
 from tests.e2e.asking import GREEDY, loosely
 from tests.faulty import FaultyEngine
 from tests.media.drawn import drawn
+from tests.statuses import is_stalled, until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -89,20 +91,27 @@ async def check_goes_on(client: Client, stream: GenerationStream, said: str) -> 
     assert said == (await client.complete("by", **loosely(STEADY))).text
 
 
-@pytest.mark.parametrize("error", [EngineFailed("no graph"), MemoryError()])
-async def test_a_pass_of_embeddings_that_fails_costs_its_requests_only(error: Exception) -> None:
+@asynccontextmanager
+async def beside_a_stream() -> AsyncIterator[tuple[FaultyEngine, Client]]:
+    """Yield what may fail and whom that may cost something; a stream beside it goes on."""
     async with (
         running_daemon(MODEL, load=FaultyEngine) as daemon,
         connect(daemon.path) as client,
         client.generate("by", **loosely(STEADY)) as stream,
     ):
         said = (await anext(stream)).text
-        engine_of(daemon).fail("embed", error)
+        yield engine_of(daemon), client
+        await check_goes_on(client, stream, said)
+        await daemon.has_all_slots()
+
+
+@pytest.mark.parametrize("error", [EngineFailed("no graph"), MemoryError()])
+async def test_a_pass_of_embeddings_that_fails_costs_its_requests_only(error: Exception) -> None:
+    async with beside_a_stream() as (engine, client):
+        engine.fail("embed", error)
         with pytest.raises(RequestFailed, match="engine_failed"):
             await client.embed(["a", "b"])
         assert len(await client.embed(["a", "b"])) == 2
-        await check_goes_on(client, stream, said)
-        await daemon.has_all_slots()
 
 
 class Numberless(FaultyEngine):
@@ -126,19 +135,12 @@ async def test_an_embedding_that_is_no_number_fails_its_request_and_none_of_the_
 
 @pytest.mark.parametrize("error", [EngineFailed("no graph"), MemoryError()])
 async def test_an_image_that_cannot_be_encoded_costs_who_needs_it_only(error: Exception) -> None:
-    async with (
-        running_daemon(MODEL, load=FaultyEngine) as daemon,
-        connect(daemon.path) as client,
-        client.generate("by", **loosely(STEADY)) as stream,
-    ):
-        said = (await anext(stream)).text
-        engine_of(daemon).fail("encode", error)
+    async with beside_a_stream() as (engine, client):
+        engine.fail("encode", error)
         with pytest.raises(RequestFailed, match="engine_failed"):
             await client.complete(parts=["look", drawn(1)], max_tokens=2)
         answer = await client.complete(parts=["look", drawn(1)], max_tokens=2, ignore_end=True)
         assert answer.finished.n_generated == 2
-        await check_goes_on(client, stream, said)
-        await daemon.has_all_slots()
 
 
 async def test_what_a_sequence_without_numbers_has_left_is_no_start_for_another() -> None:
@@ -166,11 +168,8 @@ async def test_a_step_that_hangs_is_told_as_stalled_and_its_requests_hear_no_end
         engine_of(daemon).hang(call)
         await client.send(Generate(1, "x", max_tokens=5, ignore_end=True))
         await engine_of(daemon).at_hang()
+        assert (await until_status(other, is_stalled)).stalled == "step"
         with anyio.fail_after(PATIENCE_S):
-            async with other.subscribe(3600) as statuses:
-                while (await anext(statuses)).state != "stalled":
-                    pass
-            assert (await other.status()).stalled == "step"
             assert await other.tokenize("is served")
         await client.send(Cancel(1), GetStatus(2))
         await client.receive_a(Status, 2)
@@ -191,9 +190,7 @@ async def test_a_pass_of_embeddings_that_hangs_is_told_as_a_stalled_step() -> No
         engine_of(daemon).hang("embed")
         await client.send(Embed(1, ["x"]))
         await engine_of(daemon).at_hang()
-        with anyio.fail_after(PATIENCE_S):
-            while (await other.status()).stalled != "step":
-                await anyio.sleep(0.01)  # nobody tells of it here
+        assert (await until_status(other, is_stalled)).stalled == "step"
         engine_of(daemon).let_go()
         assert (await client.receive_a(Embeddings)).last
         await daemon.has_all_slots()

@@ -2,16 +2,18 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from socket import socketpair
 from time import perf_counter
 
 import anyio
 import pytest
+from anyio.abc import UNIXSocketStream
 from anyio.from_thread import start_blocking_portal
 
 pytest.importorskip("llama_cpp")
 
 from loadtest.projector import HEAVY, make_projector
-from runnerd.client import Client, connect
+from runnerd.client import Client, attach, connect
 from runnerd_protocol.messages import SlotState, Status
 from tests.daemon import PATIENCE_S
 from tests.daemon_process import DaemonProcess, start_daemon_process
@@ -75,15 +77,15 @@ def most(answers: list[Status], state: SlotState) -> int:
 
 async def test_it_answers_while_it_loads() -> None:
     seen: set[str] = set()
-    async with start_daemon_process(
-        "smollm2", *OPTIONS, engine="llama", waits_until_ready=False
-    ) as daemon:
-        with anyio.fail_after(3 * PATIENCE_S):
-            while not daemon.path.exists():
-                await anyio.sleep(0.005)  # until it listens, nobody else would tell
-            async with connect(daemon.path) as client:
-                while "ready" not in seen:
-                    seen.add((await soon(client)).state)
+    ours, theirs = socketpair()
+    daemon = start_daemon_process(
+        "smollm2", *OPTIONS, engine="llama", waits_until_ready=False, inherits=theirs
+    )
+    with anyio.fail_after(3 * PATIENCE_S):
+        async with daemon, attach(await UNIXSocketStream.from_socket(ours)) as client:
+            seen.add((await client.status()).state)  # its process may just have been started
+            while "ready" not in seen:
+                seen.add((await soon(client)).state)
     assert seen >= {"loading", "ready"}
 
 

@@ -14,13 +14,13 @@ from runnerd.client import connect
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import Generate, GetStatus, Hello, Subscribe
 from tests.daemon_process import DaemonProcess, start_daemon_process
-from tests.probe import anonymous_bytes, probed
+from tests.probe import HEAP_SHARE, anonymous_bytes, probed
+from tests.statuses import until_status
 
 pytestmark = pytest.mark.anyio
 
 HELLO = encode_frame(Hello(1, 1))
 MIB = 2**20
-HEAP_SHARE = 0.2  # of its memory that a crowd's sessions leave in the heap, for the next crowd
 
 
 async def come_and_go(daemon: DaemonProcess, n_times: int) -> None:
@@ -33,28 +33,14 @@ async def come_and_go(daemon: DaemonProcess, n_times: int) -> None:
                 await stream.receive(10)
 
 
-async def holdings(daemon: DaemonProcess) -> tuple[int, int, int]:
-    """Return its descriptors, threads and memory when we are its only client."""
-    async with connect(daemon.path) as client:
-        while (await client.status()).n_connections > 1:
-            await anyio.sleep(0.01)  # what has just closed is still being taken leave of
-        return daemon.facts.num_fds(), daemon.facts.num_threads(), daemon.private_bytes
-
-
 @pytest.mark.parametrize("n_times", [600, pytest.param(10_000, marks=pytest.mark.soak)])
 async def test_crowds_that_come_and_go_leave_nothing_behind(n_times: int) -> None:
     async with start_daemon_process("layers=0", "--log-level", "warning") as daemon:
         await come_and_go(daemon, 300)
-        await daemon.has_all_slots()
-        before = await holdings(daemon)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(come_and_go, daemon, n_times // 10)
-        await daemon.has_all_slots()
-        after = await holdings(daemon)
-        assert after[0] == before[0]
-        assert after[1] <= before[1]  # an idle worker thread ends after a while
-        assert after[2] < before[2] + 8 * MIB
+        async with probed(daemon, memory_share=HEAP_SHARE):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(10):
+                    tasks.start_soon(come_and_go, daemon, n_times // 10)
         assert daemon.log == ""
 
 
@@ -64,6 +50,7 @@ async def test_without_descriptors_a_daemon_neither_spins_nor_drops_who_is_there
 ) -> None:
     async with (
         start_daemon_process("layers=0", "--async-backend", backend) as daemon,
+        probed(daemon, memory_share=HEAP_SHARE),
         connect(daemon.path) as client,
     ):
         n_open = daemon.facts.num_fds()
@@ -71,15 +58,12 @@ async def test_without_descriptors_a_daemon_neither_spins_nor_drops_who_is_there
         async with AsyncExitStack() as stack:
             for _ in range(40):
                 await stack.enter_async_context(await anyio.connect_unix(daemon.path))
+            await until_status(client, lambda status: status.n_connections >= 10)
+            before_s = daemon.cpu_s
             async with client.subscribe(0.05) as statuses:
-                async for status in statuses:
-                    if status.n_connections >= 10:
-                        break
-                started = daemon.facts.cpu_times()
                 for _ in range(20):
                     await anext(statuses)
-                used = daemon.facts.cpu_times()
-            assert used.user + used.system - started.user - started.system < 0.5
+            assert daemon.cpu_s - before_s < 0.5
             assert (await client.complete("x", max_tokens=3)).finished.n_generated == 3
         with anyio.fail_after(20):
             async with connect(daemon.path) as other:
@@ -124,14 +108,14 @@ async def test_streams_go_on_amid_garbage_and_the_log_stays_short() -> None:
                     except (anyio.EndOfStream, anyio.BrokenResourceError):
                         continue
 
-    async with start_daemon_process("layers=0") as daemon, connect(daemon.path) as client:
-        async with client.generate("x", shift=True, max_tokens=2000) as stream:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(4):
-                    tasks.start_soon(rubbish, daemon)
-                done = await stream.completion()
-        assert done.finished.n_generated == 2000
-        await daemon.has_all_slots()
+    async with start_daemon_process("layers=0") as daemon:
+        async with probed(daemon, memory_share=HEAP_SHARE), connect(daemon.path) as client:
+            async with client.generate("x", shift=True, max_tokens=2000) as stream:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(4):
+                        tasks.start_soon(rubbish, daemon)
+                    done = await stream.completion()
+            assert done.finished.n_generated == 2000
         assert len(daemon.log.splitlines()) < 400
         assert "Traceback" not in daemon.log
         assert "library.logged" not in daemon.log
@@ -147,7 +131,11 @@ async def test_a_flood_of_questions_keeps_nobody_waiting_nor_fills_the_memory() 
                 while True:
                     await stream.send(flood)
 
-    async with start_daemon_process("layers=0") as daemon, connect(daemon.path) as client:
+    async with (
+        start_daemon_process("layers=0") as daemon,
+        probed(daemon, memory_share=HEAP_SHARE),
+        connect(daemon.path) as client,
+    ):
         await client.complete("x", max_tokens=3)
         before = daemon.private_bytes
         slowest_s = 0.0
@@ -160,16 +148,15 @@ async def test_a_flood_of_questions_keeps_nobody_waiting_nor_fills_the_memory() 
                 slowest_s = max(slowest_s, anyio.current_time() - started_at)
         assert slowest_s < 2.0
         assert daemon.private_bytes < before + 64 * MIB
-        await daemon.has_all_slots()
 
 
 async def test_a_reset_while_answers_wait_is_one_line_at_most() -> None:
     async with start_daemon_process("layers=0", "--log-level", "warning") as daemon:
-        for _ in range(200):
-            async with await anyio.connect_unix(daemon.path) as stream:
-                await stream.send(HELLO + encode_frame(Generate(1, "x", shift=True)))
-                await anyio.wait_readable(stream.extra(SocketAttribute.raw_socket))
-        await daemon.has_all_slots()
+        async with probed(daemon, memory_share=HEAP_SHARE):
+            for _ in range(200):
+                async with await anyio.connect_unix(daemon.path) as stream:
+                    await stream.send(HELLO + encode_frame(Generate(1, "x", shift=True)))
+                    await anyio.wait_readable(stream.extra(SocketAttribute.raw_socket))
         assert daemon.log == ""
 
 
@@ -224,10 +211,9 @@ async def test_what_a_socket_can_carry_besides_bytes_is_of_no_effect() -> None:
             assert daemon.facts.num_fds() == n_open
             with suppress(OSError):  # not every kernel has it
                 sock.send(b"!", socket.MSG_OOB)
-            before = daemon.facts.cpu_times()
+            before_s = daemon.cpu_s
             await anyio.sleep(0.5)  # the time that is measured
-            after = daemon.facts.cpu_times()
-            assert after.user + after.system - before.user - before.system < 0.2
+            assert daemon.cpu_s - before_s < 0.2
 
 
 async def test_who_stops_taking_but_goes_on_asking_is_let_go() -> None:

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 from anyio.abc import UNIXSocketStream
 
 from runnerd.client import Client, attach
-from runnerd_protocol.messages import Status
-from tests.daemon_process import START_S, DaemonProcess, start_daemon_process
+from tests.daemon_process import DaemonProcess, start_daemon_process
 from tests.processes import Family
+from tests.statuses import until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -33,18 +32,9 @@ async def loading(
         yield daemon, client
 
 
-async def reached(client: Client, phase: str) -> Status:
-    """Wait until a load is in a phase, or beyond all of them."""
-    async with client.subscribe() as statuses:
-        async for status in statuses:
-            if status.load_phase == phase or status.state == "ready":
-                return status
-    raise AssertionError(f"the load has ended before {phase}")
-
-
-async def end_in(phase: str, daemon: DaemonProcess, client: Client, path: Path) -> None:
-    with anyio.fail_after(START_S):
-        await reached(client, phase)
+async def check_it_ends_in(phase: str, daemon: DaemonProcess, client: Client, path: Path) -> None:
+    """Assert that a load ends in a phase when it is told to, and leaves nothing."""
+    await until_status(client, lambda status: status.load_phase == phase or status.state == "ready")
     assert path.exists()
     family = Family(daemon.process.pid)
     daemon.signal(signal.SIGTERM)
@@ -58,7 +48,7 @@ async def end_in(phase: str, daemon: DaemonProcess, client: Client, path: Path) 
 async def test_a_load_ends_with_0_in_each_phase(phase: str, tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with loading(path, "layers=0,load_ms=4000") as (daemon, client):
-        await end_in(phase, daemon, client, path)
+        await check_it_ends_in(phase, daemon, client, path)
 
 
 @pytest.mark.llama
@@ -67,4 +57,4 @@ async def test_a_load_of_a_real_model_ends_with_0_in_each_phase(phase: str, tmp_
     path = tmp_path / "s"
     options = ("--ctx=512", "--threads=1")
     async with loading(path, "smollm2", *options, engine="llama") as (daemon, client):
-        await end_in(phase, daemon, client, path)
+        await check_it_ends_in(phase, daemon, client, path)

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio import to_thread
 
 from runnerd.client import connect
-from tests.daemon_process import RUNNERD, start_daemon_process
+from tests.daemon_process import RUNNERD, DaemonProcess, start_daemon_process
+from tests.full_pipe import full_pipe
 from tests.hung_disk import HungDisk
+from tests.probe import probed
+from tests.service_manager import hearing
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +32,7 @@ def full_disk() -> Iterator[int]:
 
 @contextmanager
 def reader_asleep() -> Iterator[int]:
-    """Yield a pipe that is full already, and that nobody reads."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with pytest.raises(BlockingIOError):
-        while True:
-            os.write(writer, b"\n" * 4096)
-    os.set_blocking(writer, True)
+    reader, writer = full_pipe()
     yield writer
     os.close(writer)
     os.close(reader)
@@ -56,18 +52,22 @@ async def test_a_daemon_whose_log_takes_nothing_serves_and_ends_in_good_order(
 ) -> None:
     path = tmp_path / "socket"
     options = ("--engine", "reference", "--socket", str(path), "--log-level", "debug")
-    with stderr() as fd:
-        with subprocess.Popen([*RUNNERD, "serve", "layers=0", *options], stderr=fd) as daemon:
-            with anyio.fail_after(60):
-                while not path.is_socket():
-                    await anyio.sleep(0.02)  # there is no log to follow
-                async with connect(path) as client:
-                    await client.complete("x", max_tokens=1)  # the model is there now
-                    with anyio.fail_after(10):
-                        for _ in range(20):
-                            await client.complete("x", max_tokens=3)
-                daemon.send_signal(signal.SIGTERM)
-                assert await to_thread.run_sync(daemon.wait) == 0
+    command = [*RUNNERD, "serve", "layers=0", *options]
+    with stderr() as fd, hearing(str(tmp_path / "notify")) as manager:
+        env = os.environ | {"NOTIFY_SOCKET": manager.address}
+        process = subprocess.Popen(command, stderr=fd, env=env)
+        daemon = DaemonProcess(process, path, Path(os.devnull))
+        try:
+            await manager.until("READY=1")
+            async with probed(daemon), connect(path) as client:
+                with anyio.fail_after(10):
+                    for _ in range(20):
+                        await client.complete("x", max_tokens=3)
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.exit_code() == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 async def test_a_disk_that_is_full_for_a_while_costs_lines_and_is_told_how_many() -> None:
@@ -111,9 +111,9 @@ async def test_a_disk_that_hangs_delays_no_stream_and_keeps_the_lines(tmp_path: 
         assert longest_s < 0.6
         assert len(daemon.log.splitlines()) == n_lines
         disk.go_on()
-        with anyio.fail_after(20):
-            while daemon.log.count('"kind":"generate"') < 2 or "error: 7" not in daemon.log:
-                await anyio.sleep(0.02)  # a line in a file sets no event
+        await daemon.until(
+            lambda: daemon.log.count('"kind":"generate"') >= 2 and "error: 7" in daemon.log
+        )
         lines = [json.loads(line) for line in daemon.log.splitlines()[n_lines:]]
         assert sum(line.get("kind") == "get_status" for line in lines) == 100
         assert not any("dropped" in line for line in lines)
@@ -130,7 +130,6 @@ async def test_a_disk_that_hangs_keeps_no_daemon_from_its_end(tmp_path: Path) ->
                 disk.hang()
                 for _ in range(n_signals):
                     daemon.signal(signal.SIGTERM)
-                    while daemon.path.exists():
-                        await anyio.sleep(0.01)
+                    await daemon.until(lambda: not daemon.path.exists())
                 assert await daemon.exit_code(5) == exit_code
         disk.go_on()

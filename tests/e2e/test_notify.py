@@ -89,7 +89,7 @@ async def test_a_stuck_load_gets_no_more_time_and_the_log_says_where_it_was(
         [sock], manager.address, log_path, SHORT_LOAD, model="layers=0,load_ms=1000000"
     ) as process:
         await manager.until("loading: open, 0%")
-        await anyio.sleep(1.5 * LOAD_TIMEOUT_S)
+        await anyio.sleep(1.5 * LOAD_TIMEOUT_S)  # what is not to come sets no event
         assert manager.so_far() == []
         process.terminate()
         assert await manager.next() == "STOPPING=1\nSTATUS=ending the load, which is at: open"
@@ -117,7 +117,7 @@ async def test_whoever_connects_at_any_time_gets_a_sane_answer(
                         states[(await client.status()).state] += 1
                 except CannotConnect:
                     assert not states, "it was there before"
-                    await anyio.sleep(0.001)
+                    await anyio.sleep(0.001)  # between two attempts: any moment is tried
         assert await ended(process) == 0
     assert states["loading"]
 
@@ -140,7 +140,7 @@ async def test_an_engine_that_hangs_gets_no_pings(
         async with connect(path) as client, client.generate("x", shift=True) as stream:
             await anext(stream)
             await manager.until("STATUS=stalled: step in progress")
-            await anyio.sleep(0.6)
+            await anyio.sleep(0.6)  # what is not to come sets no event
             assert manager.so_far() == []
             process.kill()
     assert "watchdog.withheld" in log_path.read_text()
@@ -207,7 +207,7 @@ async def test_hang_ups_at_any_time_from_the_start_on_end_nothing_and_never_outl
                 if "READY" in kinds(heard) and not is_told:
                     is_told = True
                     process.terminate()
-                await anyio.sleep(0.0003)
+                await anyio.sleep(0.0003)  # a hang-up at any moment, also in one's answer
     assert process.returncode == 0
     heard += manager.so_far()
     stopping = [text.startswith("STOPPING=1") for text in heard].index(True)

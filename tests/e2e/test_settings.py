@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 
 from runnerd.client import RequestFailed, connect
@@ -97,9 +96,7 @@ async def reload(daemon: DaemonProcess, name: str) -> dict[str, object]:
     """Have the settings read again; return the event that says what has become of it."""
     n_before = len(events(daemon, name))
     daemon.signal(signal.SIGHUP)
-    with anyio.fail_after(PATIENCE_S):
-        while len(events(daemon, name)) == n_before:
-            await anyio.sleep(0.01)  # a line in a file sets no event
+    await daemon.until(lambda: len(events(daemon, name)) > n_before)
     return events(daemon, name)[-1]
 
 

@@ -11,30 +11,20 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import UNIXSocketStream
 
-from runnerd.client import GenerationStream, connect
+from runnerd.client import connect
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import Generate, Hello
-from tests.daemon_process import DaemonProcess, start_daemon_process
-from tests.probe import probed
+from tests.daemon_process import start_daemon_process
+from tests.e2e.asking import longest_gap_s
+from tests.probe import HEAP_SHARE, probed
+from tests.statuses import until_status
 
 pytestmark = pytest.mark.anyio
 
 HELLO = encode_frame(Hello(1, 1))
 ENDLESS = Generate(1, "x", shift=True, return_tokens=True, logprobs=5)
 PATIENCE_S = 20.0
-HEAP_SHARE = 0.2  # of its memory that a crowd's sessions leave in the heap, for the next crowd
-HEAP_SHARE_OF_500 = 0.5
-
-
-async def longest_gap_s(stream: GenerationStream) -> float:
-    """Read a stream to its end; return the longest time between two of its texts."""
-    longest_s, told_at = 0.0, anyio.current_time()
-    async for _ in stream:
-        longest_s = max(longest_s, anyio.current_time() - told_at)
-        told_at = anyio.current_time()
-    assert stream.finished is not None
-    assert stream.finished.reason == "length"
-    return longest_s
+HEAP_SHARE_OF_500 = 0.5  # for so many sessions at once
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -52,11 +42,8 @@ async def test_who_stops_reading_delays_nobody_and_is_cut_off(backend: str) -> N
                 client.generate("y", shift=True, max_tokens=500)
             )
             assert await longest_gap_s(stream) < 0.5
-            async with client.subscribe(0.05) as statuses:
-                with anyio.fail_after(PATIENCE_S):
-                    async for status in statuses:
-                        if status.n_connections == 1:
-                            break
+            with anyio.fail_after(PATIENCE_S):
+                await until_status(client, lambda status: status.n_connections == 1)
         assert "session.slow_reader" in daemon.log
 
 
@@ -67,25 +54,16 @@ async def test_waiting_for_answers_after_a_half_close_costs_no_processor_time() 
                 half = await stack.enter_async_context(await anyio.connect_unix(daemon.path))
                 await half.send(HELLO + encode_frame(ENDLESS))
                 await half.send_eof()
-            async with client.subscribe(0.05) as statuses:
-                async for status in statuses:
-                    if status.n_waiting == 19:
-                        break
-            before = daemon.facts.cpu_times()
+            await until_status(client, lambda status: status.n_waiting == 19)
+            before_s = daemon.cpu_s
             await anyio.sleep(1)  # the time that is measured
-            after = daemon.facts.cpu_times()
-            assert after.user + after.system - before.user - before.system < 0.3
+            assert daemon.cpu_s - before_s < 0.3
             assert (await client.status()).n_connections == 21
-        await gone(daemon)
-
-
-async def gone(daemon: DaemonProcess) -> None:
-    """Wait until all clients have been noticed to be gone, though nothing could be read of them."""
-    async with connect(daemon.path) as client, client.subscribe(0.05) as statuses:
-        with anyio.fail_after(PATIENCE_S):
-            async for status in statuses:
-                if status.n_connections == 1 and not status.n_waiting:
-                    break
+        async with connect(daemon.path) as client:
+            with anyio.fail_after(PATIENCE_S):  # they have gone, though nothing is read of them
+                await until_status(
+                    client, lambda status: status.n_connections == 1 and not status.n_waiting
+                )
 
 
 def ask_and_be_killed(path: Path, n_read: int) -> None:
@@ -167,6 +145,6 @@ async def test_five_hundred_dawdlers_are_gone_in_time_and_delay_nobody() -> None
                 async with connect(daemon.path) as client:
                     with anyio.fail_after(1):
                         await client.complete("x", max_tokens=3)
-                await anyio.sleep(1)
+                await anyio.sleep(1)  # while they dawdle
         assert len(closed_after_s) == 500
         assert all(0.8 < share < 1.4 for share in closed_after_s), sorted(closed_after_s)[::50]

@@ -6,13 +6,16 @@ Threads of a team that are off their core hold up the whole team, which spins me
 import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from statistics import fmean
 
 from runnerd.engine.thread_governor import PassTime, ThreadGovernor
 
 SLICE_S = 0.004
 PROBE_S = 0.05
+N_LOOKS = 50
 HIT_S = 0.003
 BUSY, NICE = 1.0, 0.1  # weights of another process's thread, ours has 1
+WHOLE = 1e6  # has a core to itself while it wants it
 COLLAPSE = 8.0  # how much longer a pass takes if one of its threads has half a core
 
 Others = Callable[[float], Sequence[float]]
@@ -108,8 +111,14 @@ class SharedMachine:
         return speed, n_busy
 
     def _share(self, n_threads: int) -> float:
-        others = self._others(self.now)
-        return 1.0 if n_threads + 1 + len(others) <= self._n_cores else 0.6
+        """Return what a probe sees that begins now: the share that one more thread has."""
+        instants = (self.now + PROBE_S * n / N_LOOKS for n in range(N_LOOKS))
+        return fmean(self._share_at(instant, n_threads) for instant in instants)
+
+    def _share_at(self, instant: float, n_threads: int) -> float:
+        others = self._others(instant)
+        is_free = n_threads + 1 + len(others) <= self._n_cores
+        return 1.0 if is_free else 1 / (1 + max(others, default=1.0))
 
     @staticmethod
     def _idle_s(n_rows: int, n_threads: int) -> float:

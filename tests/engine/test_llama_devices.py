@@ -76,8 +76,9 @@ def test_handles_are_those_of_the_devices() -> None:
 
 
 def test_no_library_of_devices_is_loaded_before_the_variables_are_set() -> None:
-    code = (
-        "import sys, runnerd.commands.serve, runnerd.device_env;"
-        "assert 'llama_cpp' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=30)
+    code = "import sys, runnerd.commands.serve, runnerd.device_env; print(*sys.modules)"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=30)
+    modules = done.stdout.split()
+    assert "runnerd.device_env" in modules
+    assert "llama_cpp" not in modules

@@ -98,6 +98,8 @@ def test_to_close_twice_is_to_close_once() -> None:
     engine = open_engine(llama_config(), always)
     engine.close()
     engine.close()
+    with llama() as another:  # what is freed twice spoils what is made next
+        assert len(generate_alone(another, tokens(another, PROMPTS[0]), 2)) == 2
 
 
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:

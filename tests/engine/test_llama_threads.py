@@ -26,7 +26,7 @@ BLOCK = bytes(2**18)
 def test_encoder_and_passes_together_want_no_more_cores_than_there_are(
     n_threads: int, encode: int, beside: int
 ) -> None:
-    assert share_threads(n_threads) == ThreadShares(n_threads, encode, beside)
+    assert share_threads(n_threads) == ThreadShares(encode, beside)
     assert encode + beside <= max(2, n_threads)
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from runnerd.engine.thread_governor import PassTime, ThreadGovernor
-from tests.engine.shared_machine import BUSY, NICE, SharedMachine, always, by_turns
+from tests.engine.shared_machine import BUSY, NICE, WHOLE, SharedMachine, always, by_turns
 
 DECODES = (1, 4, 8, 16)
 
@@ -62,6 +62,13 @@ def test_a_process_that_takes_a_tenth_of_a_core_is_lived_with() -> None:
     machine = SharedMachine(2, always(NICE))
     machine.run(ThreadGovernor(2), [8], until=30)
     assert machine.full_s >= 0.95 * machine.now
+
+
+@pytest.mark.parametrize("rows", [[1], [8], mixed_rows()], ids=["1", "8", "mixed"])
+def test_a_process_that_takes_its_tenth_of_a_core_in_lumps_is_lived_with(rows: list[int]) -> None:
+    machine = SharedMachine(2, by_turns(0.004, 0.04, WHOLE))
+    machine.run(ThreadGovernor(2), rows, until=30)
+    assert machine.full_s >= 0.9 * machine.now
 
 
 @pytest.mark.parametrize("period_s", [0.05, 0.4, 1.0, 5.0])

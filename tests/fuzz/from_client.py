@@ -80,8 +80,11 @@ def heard(script: bytes, *, in_pieces: bool) -> list[str]:
     return daemon.transcript
 
 
-def cut(burst: Iterable[tuple[bytes, int]]) -> Iterable[bytes]:
-    """Return what was sent in pieces of the sizes that its acts say."""
+def cut(burst: Iterable[tuple[bytes, int]], *, in_pieces: bool) -> Iterable[bytes]:
+    """Return what was sent, whole or in pieces of the sizes that its acts say."""
+    if not in_pieces:
+        yield b"".join(data for data, _ in burst)
+        return
     for data, size in burst:
         step = max(size % 67 + 1, len(data) // MAX_PIECES)
         yield from (data[start : start + step] for start in range(0, len(data), step))
@@ -101,8 +104,7 @@ class Daemon:
 
     def hear(self, burst: list[tuple[bytes, int]], *, in_pieces: bool) -> None:
         """Take in what was sent since the daemon spoke last."""
-        whole = [b"".join(data for data, _ in burst)]
-        for piece in cut(burst) if in_pieces else whole:
+        for piece in cut(burst, in_pieces=in_pieces):
             self.n_heard += len(piece)
             was_closed = self.server.state == "closed"
             events = self.server.receive(piece)

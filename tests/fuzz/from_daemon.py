@@ -86,8 +86,7 @@ class Client:
 
     def hear(self, burst: list[tuple[bytes, int]], *, in_pieces: bool) -> None:
         """Take in what the daemon has sent."""
-        whole = [b"".join(data for data, _ in burst)]
-        for piece in cut(burst) if in_pieces else whole:
+        for piece in cut(burst, in_pieces=in_pieces):
             self.n_heard += len(piece)
             was_closed = self.connection.state == "closed"
             messages = self.connection.receive(piece)

@@ -4,9 +4,9 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from loadtest.exchange import Exchange, Setup, Usage
-from loadtest.figures import measure_exchanges
-from loadtest.results import (
+from loadtest.comparison.exchange import Exchange, Setup, Usage
+from loadtest.comparison.figures import measure_exchanges
+from loadtest.comparison.results import (
     Machine,
     Results,
     Spread,

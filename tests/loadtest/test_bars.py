@@ -2,10 +2,12 @@
 
 import msgspec
 
-from loadtest.bars import Bar, Outcome, Pair, bars, compare
-from loadtest.measure import Figures, Report
-from loadtest.recording import Load
-from loadtest.tables import outcome_text, report_text
+from loadtest import bars
+from loadtest.bars import Bar
+from loadtest.streams.against_loop import LoopOutcome, Pair, compare, loop_bars
+from loadtest.streams.measure import Figures, Report
+from loadtest.streams.recording import Load
+from loadtest.streams.text import loop_text, report_text
 
 NOTHING = Figures(*[0.0] * len(Figures.__struct_fields__))
 
@@ -51,11 +53,11 @@ def make_pair(ours: float, bare: float, ready_s: float = 0.0, resident_mb: int =
 
 def make_bars(pair: Pair, step_ms: float = 0.5, deltas_per_s: float = 40_000.0) -> list[Bar]:
     steps, deltas = make_report(step_ms=step_ms), make_report(deltas_per_s=deltas_per_s)
-    return bars([compare(4, [pair])], steps, deltas)
+    return loop_bars([compare(4, [pair])], steps, deltas)
 
 
 def missed(found: list[Bar]) -> list[str]:
-    return [bar.name for bar in found if not bar.is_met]
+    return [bar.name for bar in bars.missed(found)]
 
 
 def test_a_ratio_is_the_median_of_those_of_the_pairs() -> None:
@@ -88,7 +90,7 @@ def test_a_busy_host_misses_the_bars_without_an_engine() -> None:
 
 def test_the_table_marks_a_missed_bar() -> None:
     pair = make_pair(94.0, 100.0)
-    text = outcome_text(Outcome([compare(4, [pair])], [], make_bars(pair)))
+    text = loop_text(LoopOutcome([compare(4, [pair])], [], make_bars(pair)))
     lines = [line for line in text.splitlines() if "tokens/s ratio, 4 streams" in line]
     assert all("0.940" in line and "NO" in line for line in lines)
     assert len(lines) == 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.results import decode
+from loadtest.comparison.results import decode
 from tests.loadtest.test_command import loadtest
 
 

@@ -8,15 +8,15 @@ import anyio
 import numpy as np
 import pytest
 
-from loadtest.comparing import Plan, compare, summaries
-from loadtest.exchange import Exchange, Peer, PeerUnavailable, Setup
+from loadtest.comparison.comparing import Plan, compare, summaries
+from loadtest.comparison.exchange import Exchange, Peer, PeerUnavailable, Setup
+from loadtest.comparison.limits import Limit, Measured
+from loadtest.comparison.machine import this_machine
+from loadtest.comparison.results import Results, SystemSeen, Turn, WorkloadResult
+from loadtest.comparison.taking_turns import Entrant, measured_by, served_by
+from loadtest.comparison.workloads import Steady, Workload
+from loadtest.comparison.workloads.streams import steady
 from loadtest.gguf import write_gguf
-from loadtest.limits import Limit, Measured
-from loadtest.machine import this_machine
-from loadtest.results import Results, SystemSeen, Turn, WorkloadResult
-from loadtest.taking_turns import Entrant, measured_by, served_by
-from loadtest.workloads import Steady, Workload
-from loadtest.workloads.streams import steady
 from tests.scripted_peer import (
     ScriptedPeer,
     absent,
@@ -106,6 +106,13 @@ async def test_what_comes_before_a_turn_counts_for_nothing() -> None:
     assert not [each for each in turn.exchanges if each.tokens or each.text]
     assert turn.idle is not None
     assert turn.used is not None
+
+
+async def test_what_the_client_costs_is_in_the_figures() -> None:
+    _, [result] = await compared(plan({"a": serving("a", [])}, n_rounds=1))
+    client_us = result.median("a", "client_us")
+    assert client_us is not None
+    assert client_us > 0
 
 
 async def test_a_system_that_is_not_there_is_told_once_and_left_out() -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.embeddings import embedding_text, measure_embeddings
-from loadtest.recording import Load
+from loadtest.embeddings.measuring import measure_embeddings
+from loadtest.embeddings.text import embedding_text
+from loadtest.streams.recording import Load
 from runnerd.launcher import launch
 
 pytestmark = pytest.mark.anyio

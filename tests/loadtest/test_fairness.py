@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.exchange import Exchange
-from loadtest.fairness import jain, longest_gap_s, longest_wait_s, shares
+from loadtest.comparison.exchange import Exchange
+from loadtest.comparison.fairness import longest_gap_s, longest_wait_s, shares
+from loadtest.rates import jain
 
 TOKENS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 

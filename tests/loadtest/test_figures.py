@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.exchange import Exchange
-from loadtest.figures import KNOWN, all_itls_ms, known, measure_exchanges, ttfts_s
+from loadtest.comparison.exchange import Exchange
+from loadtest.comparison.figures import KNOWN, all_itls_ms, known, measure_exchanges, ttfts_s
 
 ARRIVALS = st.lists(st.tuples(st.floats(0.001, 10.0), st.integers(1, 4)), min_size=0, max_size=20)
 
 
 def exchange(
-    role: str, gaps: list[tuple[float, int]], asked_at: float = 0.0, n_evaluated: int = 5
+    role: str, gaps: list[tuple[float, int]], asked_at: float = 0.0, n_evaluated: int | None = 5
 ) -> Exchange:
     """Return a request whose tokens come after gaps."""
     at = asked_at
@@ -65,6 +65,18 @@ def test_each_role_has_figures_of_its_own() -> None:
     assert (figures["long.ttft_max_s"], figures["short.ttft_max_s"]) == (9.0, 0.5)
     assert (figures["short.n_evaluated"], figures["n_evaluated"]) == (7, 12)
     assert "long.longest_gap_s" not in figures
+
+
+def test_one_request_of_unknown_tokens_makes_their_sum_unknown() -> None:
+    figures = measure_exchanges(
+        [
+            exchange("stream", [(1.0, 1)], n_evaluated=None),
+            exchange("short", [(1.0, 1)], n_evaluated=0),
+        ],
+        n_slots=2,
+    )
+    assert not {"n_evaluated", "stream.n_evaluated"} & set(figures)
+    assert figures["short.n_evaluated"] == 0
 
 
 def test_where_all_have_one_role_nothing_is_said_twice() -> None:

@@ -6,9 +6,10 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from loadtest.health import MOST_MS, HealthOutcome, Waits, health_bars
-from loadtest.probe import Probe, probing
-from loadtest.tables import health_text
+from loadtest.bars import missed
+from loadtest.health.measuring import MOST_MS, HealthOutcome, Waits, health_bars
+from loadtest.health.probe import Probe, probing
+from loadtest.health.text import health_text
 from tests.daemon import PATIENCE_S, running_daemon
 
 N_ASKED = 5
@@ -40,7 +41,9 @@ def test_a_status_that_comes_late_misses_its_bar() -> None:
     soon = Waits("idle", 100, 1.0, MOST_MS, 900.0)
     late = Waits("images are encoded", 100, 1.0, MOST_MS + 1, 900.0)
     outcome = HealthOutcome([soon, late], health_bars([soon, late]))
-    assert [bar.name for bar in outcome.missed] == ["status while images are encoded, p99, ms"]
+    assert [bar.name for bar in missed(outcome.bars)] == [
+        "status while images are encoded, p99, ms"
+    ]
     text = health_text(outcome)
     assert "| idle " in text
     assert "| NO" in text.replace("  ", " ")

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from loadtest.growth import Growth, Holding, growth, holding
-from loadtest.image_requests import Answer, measure_media_step, pictures
-from loadtest.images import Again, Beside, ImageLoad, ImageSetup, image_bars, measure_images
-from loadtest.tables import image_text
+from loadtest.images.measuring import Again, Beside, ImageLoad, image_bars, measure_images
+from loadtest.images.requests import Answer, measure_media_step, pictures
+from loadtest.images.setup import ImageSetup
+from loadtest.images.text import image_text
 from runnerd.client import RequestFailed
 from runnerd.launcher import launch
 
@@ -90,11 +91,11 @@ def test_an_image_that_was_evaluated_twice_is_seen() -> None:
 
 
 def test_what_grows_is_seen() -> None:
-    grown = Growth(bytes_per_request=1025.0, n_descriptors=1, n_threads=0.5, most_bytes=0)
+    grown = Growth(bytes_per_request=1025.0, n_descriptors=1, n_threads=1, most_bytes=0)
     assert Seen(growth=grown).missed == [
         "memory per request, bytes",
-        "more descriptors",
-        "more threads",
+        "more descriptors, by requests",
+        "more threads, by requests",
     ]
 
 

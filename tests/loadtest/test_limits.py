@@ -2,12 +2,12 @@
 
 import pytest
 
-from loadtest.exchange import PeerUnavailable
-from loadtest.figures import KNOWN
-from loadtest.limits import fastest, limits
-from loadtest.peers.batched_bench import BenchRow, BenchRun
-from loadtest.verdicts import ENGINE_FREE, LIMIT
-from loadtest.workloads import Steady, workloads
+from loadtest.comparison.exchange import PeerUnavailable
+from loadtest.comparison.figures import KNOWN
+from loadtest.comparison.limits import fastest, limits
+from loadtest.comparison.peers.batched_bench import BenchRow, BenchRun
+from loadtest.comparison.verdicts import ENGINE_FREE, LIMIT
+from loadtest.comparison.workloads import Steady, workloads
 
 STEADY = Steady(n_streams=4, n_prompt=100, n_generated=50)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtest.measure import Figures, measure, report
-from loadtest.recording import Load, Round, StreamRecord
+from loadtest.streams.measure import Figures, measure, report
+from loadtest.streams.recording import Load, Round, StreamRecord
 
 
 def make_round(*streams: StreamRecord, n_prompt: int = 10, n_steps: int = 4) -> Round:

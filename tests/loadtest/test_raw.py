@@ -2,9 +2,9 @@
 
 import pytest
 
-from loadtest.raw import RawFailed, run_raw
-from loadtest.recording import Load, Setup
-from loadtest.turns import run_daemon
+from loadtest.streams.daemons import run_daemon
+from loadtest.streams.raw import RawFailed, run_raw
+from loadtest.streams.recording import Load, ModelSetup
 from runnerd.models import resolve_model
 
 pytestmark = pytest.mark.anyio
@@ -15,8 +15,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def make_setup(n_batch: int = 64) -> Setup:
-    return Setup(model=resolve_model("smollm2"), n_ctx=64, n_batch=n_batch, n_threads=1)
+def make_setup(n_batch: int = 64) -> ModelSetup:
+    return ModelSetup(model=resolve_model("smollm2"), n_ctx=64, n_batch=n_batch, n_threads=1)
 
 
 @pytest.mark.llama
@@ -47,4 +47,4 @@ async def test_a_daemon_evaluates_the_same_prompts_in_full() -> None:
 async def test_a_loop_without_a_model_says_so() -> None:
     load = Load(n_streams=1, n_prompt=4, max_tokens=1)
     with pytest.raises(RawFailed):
-        await run_raw(Setup(model="no/such/file.gguf"), load)
+        await run_raw(ModelSetup(model="no/such/file.gguf"), load)

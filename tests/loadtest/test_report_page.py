@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from loadtest.exchange import Setup
-from loadtest.report_page.page import page
-from loadtest.report_page.text import report_text
-from loadtest.report_page.writing import read_baseline, slimmed, write_report
-from loadtest.results import Results, Turn, WorkloadResult, decode
+from loadtest.comparison.exchange import Setup
+from loadtest.comparison.report_page.page import page
+from loadtest.comparison.report_page.text import report_text
+from loadtest.comparison.report_page.writing import read_baseline, slimmed, write_report
+from loadtest.comparison.results import Results, Turn, WorkloadResult, decode
 from tests.loadtest.some_results import HOSTILE, some_results
 
 SECTIONS = ("timeline", "throughput", "memory", "bars", "distributions", "evaluated", "figures")

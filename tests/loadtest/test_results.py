@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.exchange import Exchange, Setup, Usage
-from loadtest.machine import this_machine
-from loadtest.results import (
+from loadtest.comparison.exchange import Exchange, Setup, Usage
+from loadtest.comparison.machine import this_machine
+from loadtest.comparison.results import (
     Results,
     Spread,
     SystemSeen,

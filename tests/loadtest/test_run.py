@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.measure import Report
-from loadtest.recording import Load
-from loadtest.run import run_socket
-from loadtest.turns import run_engine_free
+from loadtest.streams.daemons import run_engine_free
+from loadtest.streams.measure import Report
+from loadtest.streams.recording import Load
+from loadtest.streams.run import run_socket
 from runnerd.launcher import launch
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.sampling import LEAST_CONSTRAINED, SamplingOutcome, measure_sampling
-from loadtest.tables import sampling_text
+from loadtest.sampling.measuring import LEAST_CONSTRAINED, SamplingOutcome, measure_sampling
+from loadtest.sampling.text import sampling_text
 from runnerd.models import resolve_model
 
 pytestmark = pytest.mark.llama

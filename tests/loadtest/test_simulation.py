@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadtest.fairness import jain
-from loadtest.service import Service
-from loadtest.simulating import GPU_LOAD, simulate, summed_up
-from loadtest.simulation import Simulation
-from loadtest.step_recording import record
-from loadtest.step_times import (
+from loadtest.rates import jain
+from loadtest.simulation.running import Simulation
+from loadtest.simulation.service import Service
+from loadtest.simulation.step_recording import record
+from loadtest.simulation.step_times import (
     CPU,
     H100,
     H100_PUBLISHED,
@@ -18,7 +17,8 @@ from loadtest.step_times import (
     StepTimes,
     fit,
 )
-from loadtest.tables import simulated_text
+from loadtest.simulation.summary import GPU_LOAD, simulate, summed_up
+from loadtest.simulation.text import simulated_text
 from runnerd.engine import open_engine
 from runnerd.engine.base import EngineConfig
 

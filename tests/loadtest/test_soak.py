@@ -11,15 +11,17 @@ import pytest
 from anyio.abc import SocketListener
 from msgspec.structs import replace
 
+from loadtest import bars
 from loadtest.growth import Holding
-from loadtest.soak import Counts, Seen, SoakLoad, measure_soak, soak_bars
-from loadtest.soak_asks import FAILING, LEFT, REFUSALS, SHARES, Ask, Asks, Leave
-from loadtest.soak_connects import come_and_go
-from loadtest.soak_looks import Look, n_zombies_of
-from loadtest.soak_requests import Ground
-from loadtest.soak_setup import soak_setup
-from loadtest.soak_visitors import Tally, Visitor
-from loadtest.tables import soak_text
+from loadtest.soak.asks import FAILING, LEFT, REFUSALS, SHARES, Ask, Asks, Leave
+from loadtest.soak.connects import come_and_go
+from loadtest.soak.looks import Look, n_zombies_of
+from loadtest.soak.measuring import measure_soak
+from loadtest.soak.outcome import Counts, Seen, SoakLoad, soak_bars
+from loadtest.soak.requests import Ground
+from loadtest.soak.setup import soak_setup
+from loadtest.soak.text import soak_text
+from loadtest.soak.visitors import Tally, Visitor
 from runnerd_protocol.connection import ServerConnection
 from runnerd_protocol.messages import (
     Accepted,
@@ -277,7 +279,7 @@ async def test_a_daemon_that_is_soaked_leaves_nothing_behind() -> None:
         outcome = await measure_soak(setup, load, told.append)
     few = {"memory per request, bytes", "memory per connection, bytes"}  # to say anything of these
     few |= {"more threads, by requests", "more threads, by connections"}
-    assert [bar.name for bar in outcome.missed if bar.name not in few] == []
+    assert [bar.name for bar in bars.missed(outcome.bars) if bar.name not in few] == []
     counts = outcome.seen.counts
     assert counts.n_asked == 60
     assert min(counts.n_finished, counts.n_failed, counts.n_answered, counts.n_left) > 0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from loadtest.figures import KNOWN
-from loadtest.results import Results, Spread, SystemSeen, Turn, Verdict
-from loadtest.verdicts import BARS, Bar, Side, are_all_met, verdicts
-from loadtest.workloads import workloads
+from loadtest.comparison.figures import KNOWN
+from loadtest.comparison.results import Results, Spread, SystemSeen, Turn, Verdict
+from loadtest.comparison.verdicts import CLAIMS, Claim, Side, are_all_met, verdicts
+from loadtest.comparison.workloads import workloads
 from tests.loadtest.test_results import make_results
 
 OURS = Side("steady-1", "ours", "tokens_per_s")
@@ -26,7 +26,7 @@ def results(ours: float | None, theirs: float | None = None, error: str = "") ->
 
 
 def judge(found: Results, limit: float = 1.0) -> Verdict:
-    [verdict] = verdicts(found, [Bar("rate", OURS, THEIRS, ">=", limit)])
+    [verdict] = verdicts(found, [Claim("rate", OURS, THEIRS, ">=", limit)])
     return verdict
 
 
@@ -38,7 +38,7 @@ def test_a_bar_is_held_against_a_ratio(ours: float, outcome: str) -> None:
 
 
 def test_a_bar_without_anyone_to_compare_with_is_held_against_the_figure() -> None:
-    [verdict] = verdicts(results(3.0), [Bar("rate", OURS, None, "<=", 2.0)])
+    [verdict] = verdicts(results(3.0), [Claim("rate", OURS, None, "<=", 2.0)])
     assert (verdict.value, verdict.against, verdict.outcome) == (3.0, "", "missed")
 
 
@@ -67,14 +67,14 @@ def test_turns_of_ours_that_failed_are_a_bar_that_is_missed() -> None:
 def test_bars_on_what_nobody_asked_for_are_left_out() -> None:
     found = results(10.0, 10.0)
     found.systems = [SystemSeen(name="ours")]
-    assert verdicts(found, [Bar("rate", OURS, THEIRS, ">=", 1.0)]) == []
-    other = Bar("rate", Side("chat", "ours", "tokens_per_s"), None, ">=", 1.0)
+    assert verdicts(found, [Claim("rate", OURS, THEIRS, ">=", 1.0)]) == []
+    other = Claim("rate", Side("chat", "ours", "tokens_per_s"), None, ">=", 1.0)
     assert verdicts(found, [other]) == []
 
 
 def test_every_bar_is_on_a_workload_and_a_figure_that_there_is() -> None:
     names = set(workloads())
-    for bar in BARS:
+    for bar in CLAIMS:
         for side in (bar.ours, bar.theirs):
             if side is not None:
                 assert side.workload in names

@@ -8,23 +8,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.busy import busy_core
-from loadtest.exchange import Exchange, Peer, Setup
-from loadtest.figures import measure_exchanges
-from loadtest.peers.ours import OurDaemon, start_ours
-from loadtest.workloads import Drive, workloads
-from loadtest.workloads.asking import Prompts
-from loadtest.workloads.beside import (
+from loadtest.comparison.busy import busy_core
+from loadtest.comparison.exchange import Exchange, Peer, Setup
+from loadtest.comparison.figures import measure_exchanges
+from loadtest.comparison.peers.ours import OurDaemon, start_ours
+from loadtest.comparison.workloads import Drive, workloads
+from loadtest.comparison.workloads.asking import Prompts
+from loadtest.comparison.workloads.beside import (
     embedding_figures,
     embeddings,
     images,
     json,
     json_figures,
 )
-from loadtest.workloads.chat import chat, chat_figures
-from loadtest.workloads.mixed import arrivals, mixed
-from loadtest.workloads.prefill import long_behind_short, shared_prefix, two_longs
-from loadtest.workloads.streams import burst, contended, sampled, steady
+from loadtest.comparison.workloads.chat import chat, chat_figures
+from loadtest.comparison.workloads.mixed import arrivals, mixed
+from loadtest.comparison.workloads.prefill import long_behind_short, shared_prefix, two_longs
+from loadtest.comparison.workloads.streams import burst, contended, sampled, steady
 from tests.scripted_peer import ScriptedPeer, answer_at_once
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +111,8 @@ def test_a_turn_that_is_evaluated_whole_has_a_ratio_above_one() -> None:
         turn.arrivals = [(1.0, 41)]
     assert chat_figures(turns)["evaluated_ratio"] == pytest.approx((200 + 300) / (60 + 60))
     assert chat_figures(turns[:1]) == {}
+    turns[-1].n_evaluated = None
+    assert chat_figures(turns) == {}, "nobody knows"
 
 
 async def test_what_comes_at_any_time_is_served_and_some_is_given_up(daemon: OurDaemon) -> None:

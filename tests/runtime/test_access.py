@@ -90,6 +90,20 @@ async def test_those_come_in_who_are_allowed_or_of_the_group_that_may_write_to_t
         assert await is_let_in(daemon, sock) == is_welcome
 
 
+async def test_who_can_only_write_to_the_sockets_folder_cannot_give_itself_the_right() -> None:
+    async with running_daemon() as daemon:
+        let_all_connect(daemon.path)
+        away = daemon.path.with_name("away")
+        daemon.path.rename(away)
+        with socket.socket(socket.AF_UNIX) as trap:
+            trap.bind(str(daemon.path))
+            os.chown(daemon.path, STRANGER, STRANGER)
+            daemon.path.chmod(0o660)
+            assert not await is_let_in(daemon, connected_as(away, STRANGER))
+        daemon.path.unlink()
+        away.rename(daemon.path)
+
+
 async def test_root_in_a_user_namespace_is_whoever_made_it() -> None:
     async with running_daemon() as daemon:
         let_all_connect(daemon.path)

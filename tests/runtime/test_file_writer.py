@@ -5,17 +5,13 @@ from pathlib import Path
 import pytest
 
 from runnerd.file_writer import QUEUE_LINES, FileWriter
+from tests.full_pipe import full_pipe
 
 
 @pytest.fixture
 def slow() -> Iterator[tuple[int, FileWriter]]:
     """Yield a writer to a full pipe, which takes nothing until it is read: its other end too."""
-    reader, writer_fd = os.pipe()
-    os.set_blocking(writer_fd, False)
-    with pytest.raises(BlockingIOError):
-        while True:
-            os.write(writer_fd, b"\n" * 4096)
-    os.set_blocking(writer_fd, True)
+    reader, writer_fd = full_pipe()
     writer = FileWriter(writer_fd)
     yield reader, writer
     os.close(reader)

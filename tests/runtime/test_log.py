@@ -295,6 +295,29 @@ def test_logging_calls_return_normally_when_nothing_can_be_written(log_file: Log
     logging.getLogger("asyncio").error("c")
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_event_that_cannot_be_logged_is_named_with_its_error(log_file: LogFile) -> None:
+    log_file.configure()
+    log_file.log.info("a.b", fact=Unprintable())
+    log_file.log.info("a.c")
+    lost, after = log_file.lines()
+    assert (lost["event"], lost["level"], lost["lost"]) == ("log.failed", "error", "a.b")
+    assert "RuntimeError" in str(lost["exception"])
+    assert after["event"] == "a.c"
+    assert "dropped" not in after
+
+
+def test_events_that_can_never_be_logged_are_no_flood(log_file: LogFile) -> None:
+    log_file.configure()
+    for _ in range(1000):
+        log_file.log.info("a.b", fact=Unprintable())
+    assert 0 < len(log_file.lines()) < 100
+
+
 def test_a_limit_on_the_size_of_files_loses_lines_and_nothing_else(tmp_path: Path) -> None:
     script = (
         "import resource, structlog\n"

@@ -1,4 +1,5 @@
 import inspect
+from dataclasses import fields
 from math import inf
 
 import pytest
@@ -9,7 +10,7 @@ from runnerd.commands.plan import plan
 from runnerd.commands.serve import serve
 from runnerd.engine.base import EngineConfig
 
-NAMES = set(inspect.signature(options.engine_config).parameters) - {"model"}
+NAMES = {field.name for field in fields(options.EngineOptions)} - {"model"}
 
 
 def configured(**changed: object) -> EngineConfig:
@@ -18,7 +19,7 @@ def configured(**changed: object) -> EngineConfig:
         for name, parameter in inspect.signature(serve).parameters.items()
         if name in NAMES
     }
-    return options.engine_config("m", **{**defaults, **changed})
+    return options.engine_config({"model": "m", **defaults, **changed})
 
 
 def test_plan_has_the_options_of_serve_with_the_same_defaults() -> None:

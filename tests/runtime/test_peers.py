@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnerd.peers import OVERFLOW_ID, Access, Ids, Peer, group_of, is_allowed, peer_of
+from runnerd.peers import OVERFLOW_ID, Access, Ids, Peer, SocketFile, is_allowed, peer_of
 from tests.others import IN_NAMESPACE, needs_root, skip_without_namespaces
 
 SOME_ID = st.sampled_from([0, 7, 8, 9, OVERFLOW_ID])
@@ -79,21 +79,49 @@ def test_a_group_counts_where_the_mode_of_the_sockets_file_lets_it_write(
 ) -> None:
     path = tmp_path / "socket"
     with listening(path, mode) as sock:
-        assert group_of(sock) == (path.stat().st_gid if counts else None)
+        assert SocketFile(sock).gid == (path.stat().st_gid if counts else None)
 
 
 def test_no_group_counts_without_a_file_or_where_it_is_no_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with listening(path, 0o660) as sock, socket.socket(socket.AF_UNIX) as abstract:
         path.unlink()
-        assert group_of(sock) is None
+        assert SocketFile(sock).gid is None
         path.write_text("")
         path.chmod(0o660)
-        assert group_of(sock) is None
+        assert SocketFile(sock).gid is None
         abstract.bind(f"\0{path}")
-        assert group_of(abstract) is None
+        assert SocketFile(abstract).gid is None
     with socket.socket(socket.AF_UNIX) as nameless:
-        assert group_of(nameless) is None
+        assert SocketFile(nameless).gid is None
+
+
+def test_the_mode_and_the_group_of_the_file_are_those_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with listening(path, 0o600) as sock:
+        file = SocketFile(sock)
+        path.chmod(0o660)
+        assert file.gid == path.stat().st_gid
+        path.chmod(0o606)
+        assert file.gid is None
+
+
+@pytest.mark.parametrize("had_file", [True, False])
+def test_a_file_that_somebody_else_puts_at_the_path_gives_no_rights(
+    tmp_path: Path, had_file: bool
+) -> None:
+    path, away = tmp_path / "socket", tmp_path / "away"
+    with listening(path, 0o660) as sock:
+        if not had_file:
+            path.rename(away)
+        file = SocketFile(sock)
+        if had_file:
+            path.rename(away)
+        with listening(path, 0o660):
+            assert file.gid is None
+        path.unlink()
+        away.rename(path)
+        assert file.gid == (path.stat().st_gid if had_file else None)
 
 
 def test_a_namespace_that_knows_everybody_has_no_id_of_strangers() -> None:

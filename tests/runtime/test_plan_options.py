@@ -1,7 +1,6 @@
 """What a plan's process is told: the daemon's own settings, and the sizes that a client names."""
 
 from dataclasses import fields, replace
-from inspect import signature
 
 import pytest
 from hypothesis import given, settings
@@ -55,9 +54,7 @@ def parsed(arguments: list[str]) -> EngineConfig:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     command, *rest = arguments
-    given = group.commands[command].make_context(command, rest).params
-    options = [name for name in signature(engine_config).parameters if name != "model"]
-    return engine_config(given["model"], **{name: given[name] for name in options})
+    return engine_config(group.commands[command].make_context(command, rest).params)
 
 
 @settings(deadline=None)

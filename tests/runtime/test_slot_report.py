@@ -15,6 +15,7 @@ from runnerd_protocol.messages import Accepted, Generate, GetStatus, SlotStatus,
 from tests.daemon import PATIENCE_S, RawClient, raw_client, running_daemon, started
 from tests.engines import GatedLoad, SteppedEngine
 from tests.media.encode_engine import EncodeEngine, Request, image, submit, until_running
+from tests.statuses import until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -102,12 +103,10 @@ async def test_a_request_whose_image_is_encoded_awaits_it() -> None:
             submit(daemon, request, [await image(lease, 1)], 1)
             await engine.at_encode()
             await until_running(daemon, 1)
-            with anyio.fail_after(PATIENCE_S):  # the text before the image is evaluated meanwhile
-                async with client.subscribe(0.05) as statuses:
-                    async for status in statuses:
-                        states = [slot.state for slot in status.slots]
-                        if states.count("awaiting_media") == 1:
-                            break
+            await until_status(  # the text before the image is evaluated meanwhile
+                client,
+                lambda status: [slot.state for slot in status.slots].count("awaiting_media") == 1,
+            )
             engine.open()
             with anyio.fail_after(PATIENCE_S):
                 await request.has_ended.wait()

@@ -279,11 +279,16 @@ async def test_after_the_end_has_begun_nothing_is_read_and_nothing_told(manager:
     assert manager.so_far() == []
 
 
-async def test_the_signal_of_a_terminal_is_left_alone_where_there_is_nothing_to_read(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def hang_up_is_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up_is_ignored")
+async def test_a_terminals_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     config = replace(config_of(), socket_path=tmp_path / "socket", has_passed_sockets=False)
-    before = signal.getsignal(signal.SIGHUP)
     handlers: list[object] = []
 
     def on_load(*_: object) -> None:
@@ -293,7 +298,7 @@ async def test_the_signal_of_a_terminal_is_left_alone_where_there_is_nothing_to_
 
     with anyio.fail_after(PATIENCE_S):
         assert await run_daemon(config, list, on_load) == 0
-    assert handlers == [before]
+    assert handlers == [signal.SIG_IGN]
 
 
 # A daemon whose settings never come, for it is told to end while they are read.

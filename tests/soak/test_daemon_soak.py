@@ -17,6 +17,7 @@ from runnerd_protocol.messages import Adapter, Cancel, Generate, Hello, Part, Te
 from tests.daemon_process import DaemonProcess, start_daemon_process
 from tests.e2e.asking import loosely
 from tests.soak.asks import IMAGES, LITERALS, SAMPLING, STOPS, WORDS
+from tests.statuses import is_ours_alone, until_status
 
 pytestmark = pytest.mark.anyio
 
@@ -150,11 +151,7 @@ async def test_a_crowd_that_asks_for_everything_leaves_a_daemon_as_it_was() -> N
                 for number in range(N_CLIENTS):
                     tasks.start_soon(Visitor(daemon.path, number, counts).run)
         async with connect(daemon.path) as client:
-            async with client.subscribe(0.05) as statuses:
-                async for status in statuses:
-                    if status.n_slots_free == status.n_slots and status.n_connections == 1:
-                        break
-            assert status.n_waiting == 0
+            await until_status(client, is_ours_alone)
             assert (await client.complete("Once", max_tokens=16, temperature=0.0)).text == wanted
         await daemon.has_all_slots()
         after = await to_thread.run_sync(holdings, daemon)
@@ -186,9 +183,9 @@ async def test_a_daemon_killed_amid_a_crowd_is_no_success_for_anybody() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(30):
                 tasks.start_soon(ask, daemon.path, number)
-            async with connect(daemon.path) as client, client.subscribe(0.05) as statuses:
-                async for status in statuses:
-                    if status.n_slots_free == 0 and status.n_waiting > 20:
-                        break
+            async with connect(daemon.path) as client:
+                await until_status(
+                    client, lambda status: status.n_slots_free == 0 and status.n_waiting > 20
+                )
             daemon.process.kill()
     assert (n_lost, n_done) == (30, 0)

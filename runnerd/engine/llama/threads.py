@@ -30,9 +30,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ThreadShares:
-    """Threads for a pass that runs alone, for the encoder, and for a pass beside it."""
+    """Threads for the encoder, and for a pass beside it."""
 
-    alone: int
     encode: int
     beside: int
 
@@ -40,7 +39,7 @@ class ThreadShares:
 def share_threads(n_threads: int) -> ThreadShares:
     """Divide the threads: the encoder's number is fixed when it is loaded, so it gets half."""
     encode = max(1, n_threads // 2)
-    return ThreadShares(n_threads, encode, max(1, n_threads - encode))
+    return ThreadShares(encode, max(1, n_threads - encode))
 
 
 class Team:
@@ -64,16 +63,14 @@ class Team:
 
         One beside an encoder, which shares the cores already, and one that fails tell nothing.
         """
-        n_threads = self._governor.n_threads
         if self._is_encoding:
-            yield min(n_threads, self._shares.beside)
+            yield min(self._governor.n_threads, self._shares.beside)
             return
         if not self._adapts:
-            yield n_threads
+            yield self._governor.n_threads
             return
-        if n_threads < self._governor.n_most:
-            self._look_for_core()
-            n_threads = self._governor.n_threads
+        self._look_for_core()
+        n_threads = self._governor.n_threads
         began_at, had_s = monotonic(), process_time()
         yield n_threads
         now = monotonic()

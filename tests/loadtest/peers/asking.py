@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 
-from loadtest.exchange import Ask, Exchange, Peer, Sampling, Setup
+from loadtest.comparison.exchange import Ask, Exchange, Peer, Sampling, Setup
 
 
 def setup_of(model: Path, *, n_batch: int = 2048, kv_unified: bool = False) -> Setup:

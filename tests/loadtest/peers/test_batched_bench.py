@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.exchange import PeerUnavailable
-from loadtest.peers.batched_bench import batched_bench_of, read_rows
+from loadtest.comparison.exchange import PeerUnavailable
+from loadtest.comparison.peers.batched_bench import batched_bench_of, read_rows
 from tests.loadtest.peers.asking import setup_of
 
 pytestmark = pytest.mark.anyio

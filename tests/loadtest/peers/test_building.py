@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.exchange import PeerUnavailable
-from loadtest.peers.building import (
+from loadtest.comparison.exchange import PeerUnavailable
+from loadtest.comparison.peers.building import (
     DEFAULT_FLAGS,
     FIXED_FLAGS,
     build_peers,
     flags_of,
     script_packages,
 )
-from loadtest.peers.places import Places, existing, places
+from loadtest.comparison.peers.places import Places, existing, places
 from tests.processes import Family
 
 needs_bindings = pytest.mark.llama
@@ -161,7 +161,7 @@ def test_two_builds_do_not_meddle_with_each_other(tools: Path, tmp_path: Path) -
     done = built(tmp_path / "peers")
     tool(tools, "c++", "exit 0")
     again = (
-        "from pathlib import Path; from loadtest.peers.building import *\n"
+        "from pathlib import Path; from loadtest.comparison.peers.building import *\n"
         f"build_peers(Places('1.2', Path({str(done.folder)!r})), print)"
     )
     root = Path(__file__).parents[3]

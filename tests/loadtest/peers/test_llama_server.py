@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from anyio import create_task_group, to_thread
 
-from loadtest.exchange import Exchange, PeerUnavailable, Sampling
-from loadtest.peers.llama_server import llama_server_of
+from loadtest.comparison.exchange import Exchange, PeerUnavailable, Sampling
+from loadtest.comparison.peers.llama_server import llama_server_of
 from tests.loadtest.peers.asking import exchange_with, setup_of
 from tests.loadtest.peers.conftest import Asked, on_both_backends
 from tests.loadtest.peers.recorded_servers import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from loadtest.exchange import PeerUnavailable
-from loadtest.peers.process import running, tail
+from loadtest.comparison.exchange import PeerUnavailable
+from loadtest.comparison.peers.process import running, tail
 from tests.loadtest.peers.conftest import on_both_backends
 from tests.processes import Family
 
@@ -24,7 +24,7 @@ from pathlib import Path
 import anyio
 
 from loadtest.console import wait
-from loadtest.peers.process import running
+from loadtest.comparison.peers.process import running
 
 async def measure() -> None:
     async with running(["sleep", "1000"], Path(sys.argv[1])) as process:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from loadtest.exchange import PeerUnavailable, Sampling
-from loadtest.peers.places import places
-from loadtest.peers.python_server import start_python_server
-from loadtest.peers.vocabulary import vocabulary
+from loadtest.comparison.exchange import PeerUnavailable, Sampling
+from loadtest.comparison.peers.places import places
+from loadtest.comparison.peers.python_server import start_python_server
+from loadtest.comparison.peers.vocabulary import vocabulary
 from runnerd.models import resolve_model
 from tests.loadtest.peers import recorded_servers
 from tests.loadtest.peers.asking import exchange_with, setup_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.exchange import Exchange, PeerUnavailable, Setup
-from loadtest.peers import known
-from loadtest.peers.batched_bench import run_batched_bench
+from loadtest.comparison.exchange import Exchange, PeerUnavailable, Setup
+from loadtest.comparison.peers import known
+from loadtest.comparison.peers.batched_bench import run_batched_bench
 from runnerd.models import resolve_model
 from tests.loadtest.peers.asking import exchange_with
 from tests.processes import needs_model

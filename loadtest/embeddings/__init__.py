@@ -1,0 +1,1 @@
+"""Embeddings: many in one request, one by one, and beside generation."""

@@ -1,0 +1,1 @@
+"""How soon a daemon that works says how it is."""

@@ -1,0 +1,1 @@
+"""Images beside text, together, again, and by the thousand."""

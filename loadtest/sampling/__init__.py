@@ -1,0 +1,1 @@
+"""What picking tokens costs."""

@@ -1,0 +1,1 @@
+"""The core on modelled steps, at a size that no engine here can run."""
