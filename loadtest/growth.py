@@ -53,13 +53,13 @@ def growth(seen: Sequence[Holding]) -> Growth:
     slope, _ = np.polyfit([each.n_requests for each in seen], [each.n_bytes for each in seen], 1)
     return Growth(
         bytes_per_request=float(slope),
-        n_descriptors=_more([each.n_descriptors for each in seen]),
-        n_threads=_more([each.n_threads for each in seen]),
+        n_descriptors=n_more([each.n_descriptors for each in seen]),
+        n_threads=n_more([each.n_threads for each in seen]),
         most_bytes=max(each.n_bytes for each in seen),
     )
 
 
-def _more(counts: Sequence[int]) -> int:
+def n_more(counts: Sequence[int]) -> int:
     """Return by how many the fewest of the second half are more than those of the first.
 
     Threads that wait for work come and go; one that is never let go of is there at every look.

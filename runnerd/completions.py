@@ -59,6 +59,7 @@ class Completions:
         self._outbox = outbox
         self._on_end = on_end
         self._on_crash = on_crash
+        self._is_abandoned = False
         self._all: list[_Completion] = []
         self._endings: dict[int, _Ending] = {}
 
@@ -108,6 +109,7 @@ class Completions:
 
     def abandon(self, error: RequestError) -> None:
         """End them, and say nothing more of any: somebody else does."""
+        self._is_abandoned = True
         self.has_ended.set()
         self.end(error)
 
@@ -123,7 +125,7 @@ class Completions:
 
     def _hear(self, completion: _Completion, emission: Emission) -> None:
         """Pass on what one of them has to say; if that fails, their request ends alone."""
-        if self.has_ended.is_set():  # abandoned
+        if self._is_abandoned:
             return
         try:
             self._pass_on(completion, emission)
@@ -131,18 +133,19 @@ class Completions:
             self._on_crash(err)
 
     def _pass_on(self, completion: _Completion, emission: Emission) -> None:
-        token, text = emission.token, emission.text
-        request_id, index = self.message.request_id, completion.index
+        token, text, logprobs = emission.token, emission.text, emission.logprobs
+        message, outbox, index = self.message, self._outbox, completion.index
         if emission.has_progressed:
-            self._outbox.put(progress(request_id, index, emission.sequence))
+            outbox.put(progress(message.request_id, index, emission.sequence))
         completion.n_unsent += token is not None
-        tokens = [token] if token is not None and self.message.return_tokens else []
-        if text or tokens or emission.logprobs:
+        tokens = [token] if token is not None and message.return_tokens else []
+        if text or tokens or logprobs:
             completion.n_text_bytes += utf8_bytes(text)
-            delta = wire.Delta(request_id, text, completion.n_unsent, tokens, index)
+            delta = wire.Delta(message.request_id, text, completion.n_unsent, tokens, index)
             completion.n_unsent = 0
-            for each in deltas(delta, emission.logprobs, self._runner.token_bytes):
-                self._outbox.put(each)
+            told = deltas(delta, logprobs, self._runner.token_bytes) if logprobs else (delta,)
+            for each in told:
+                outbox.put(each)
         if emission.ending is not None:
             self._end(completion, emission.sequence, emission.ending)
 

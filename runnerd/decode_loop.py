@@ -1,11 +1,11 @@
-"""The decode loop: plan, run a step on the engine's thread, commit, tell the listeners.
+"""The decode loop: plan, run a step on the engine's thread, commit.
 
-While a step runs, the event loop sends what the last one gave, tokenizes and admits. Nothing
-that a client does is waited for here.
+While a step runs, the event loop tells the listeners what the last one gave, sends it, tokenizes
+and admits. Nothing that a client does is waited for here. Where everybody generates, the engine
+begins the next step by itself, and what it gave is recorded meanwhile.
 """
 
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 
 import anyio
@@ -18,16 +18,20 @@ from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.embedding import Embeddings
-from runnerd.engine.base import Engine, run_step
+from runnerd.engine.base import Engine
 from runnerd.engine_thread import EngineThread
 from runnerd.errors import EngineBroken, EngineFailed, RequestError
 from runnerd.figures import Figures
 from runnerd.media.encoding import Encoding
 from runnerd.slot_report import SlotReport
+from runnerd.step_run import StepRun
 from runnerd.step_watch import Pulse, StepWatch
 
 log = structlog.get_logger()
 
+# Behind a shorter step there is no time to do anything in: two threads of Python would only take
+# the interpreter from each other, which costs a seventh of the time.
+LONG_S = 2e-3
 GATHER_TURNS = 16  # of the event loop without a newcomer: what was sent together starts together
 
 
@@ -63,6 +67,8 @@ class DecodeLoop:
         self._is_stopping = False
         self._has_given_up = False
         self._has_aborted = False
+        self._run: StepRun | None = None
+        self._untold: list[Emission] = []  # the next step does not wait for them to be told
         self._audience = Audience(figures)
         self.report = SlotReport(batcher, self._audience.request_id_of)
 
@@ -94,23 +100,26 @@ class DecodeLoop:
             self._fail(cause)
 
     def wake(self) -> None:
-        """Look again whether there is something to do."""
+        """Look again whether there is something to do, after the step in progress."""
+        if self._run is not None:
+            self._run.next_done = None
         self._wake.set()
 
     def submit(self, sequence: Sequence, listener: Listener, request_id: int) -> None:
         """Queue a sequence; its listener hears of every token and of the end."""
         self._batcher.submit(sequence)
         self._audience.add(sequence, listener, request_id)
-        self._wake.set()
+        self.wake()
         self._tell_line()
 
     def end(self, seq_id: int, ending: FinishReason | RequestError) -> None:
         """End a sequence from outside; one that has ended is left alone."""
-        self._tell(self._batcher.end(seq_id, ending))
+        self._untold += self._batcher.end(seq_id, ending)
+        self._tell()
         if self._batcher.wants_abort and not self._has_aborted:
             self._has_aborted = True
             self._engine.set_abort(True)
-        self._wake.set()
+        self.wake()
         self._tell_line()
 
     def n_ahead(self, seq_id: int) -> int | None:
@@ -125,7 +134,7 @@ class DecodeLoop:
         """Leave a sequence out of steps, or take it up again."""
         self._batcher.pause(seq_id, paused=paused)
         self.report.outdate()
-        self._wake.set()
+        self.wake()
 
     def aim_at(self, target_itl_s: float) -> None:
         """Change the gap between tokens that prompts and passes must not push beyond."""
@@ -144,6 +153,7 @@ class DecodeLoop:
         self._batcher.in_flight = None
         self.embeddings.fail_all(EngineFailed(cause))
         try:
+            self._tell()
             for seq_id in self._batcher.seq_ids:
                 self.end(seq_id, EngineFailed(cause))
         finally:
@@ -153,6 +163,8 @@ class DecodeLoop:
         batcher, engine = self._batcher, self._engine
         try:
             while True:
+                if not self.embeddings.is_idle:
+                    self._tell()
                 has_passed = await self.embeddings.run_pass(is_alone=not batcher.seq_ids)
                 if self._has_given_up:
                     return
@@ -162,34 +174,56 @@ class DecodeLoop:
                     continue
                 step = step or batcher.plan_edits()
                 if step is None:
+                    self._tell()
                     if self._is_stopping and not batcher.seq_ids and self.embeddings.is_idle:
                         return
                     if not has_passed and not self.embeddings.forgive():
                         await self._rest()
                     continue
-                started_at = monotonic()
-                self._watch.begin(started_at)
-                try:
-                    result = await self._thread.call(partial(run_step, engine, step))
-                finally:
-                    self._watch.end()
-                self._resume()
-                now = monotonic()
+                self._run = StepRun(engine, step)
+                self._thread.begin(self._run)
+                if self._is_worth_overlapping:
+                    self._run.let_begin()
+                await self._follow()
                 if self._has_given_up:
                     return  # given up meanwhile: everybody has been told
-                self.embeddings.give_time(now - started_at)
-                self._tell(self._record(step, result, now, now - started_at))
-                self.pulse.n_beats += 1
         except BaseException as err:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
+
+    async def _follow(self) -> None:
+        """Record a step that runs, and those that the engine begins behind it."""
+        while (run := self._run) is not None:
+            self._watch.begin(monotonic())
+            try:
+                if self._is_worth_overlapping and self._may_run_ahead:
+                    run.next_done = anyio.Event()
+                self._tell()
+                result = await run.wait()
+            finally:
+                self._run = run.following
+                self._watch.end()
+            self._resume()
+            if self._has_given_up:
+                return
+            self.embeddings.give_time(run.took_s)
+            self._untold += self._record(run, result)
+            self.pulse.n_beats += 1
+
+    @property
+    def _is_worth_overlapping(self) -> bool:
+        return self._figures.step_s >= LONG_S
+
+    @property
+    def _may_run_ahead(self) -> bool:
+        return self._batcher.may_run_ahead and self.embeddings.is_idle
 
     def _plan(self) -> tuple[Step | None, bool]:
         """Return the next step, and whether there is more to plan by now."""
         batcher, encoding, n_waiting = self._batcher, self.encoding, len(self._batcher.waiting)
         now = monotonic()
         if encoding is not None:
-            self._tell(encoding.settle())
+            self._untold += encoding.settle()
             if batcher.waiting:  # a newcomer's first step takes what is at hand of its images
                 batcher.admit(now)
                 encoding.look()
@@ -197,7 +231,7 @@ class DecodeLoop:
         has_more = encoding is not None and encoding.look()
         if len(batcher.waiting) != n_waiting:
             self._tell_line()
-        self._tell(batcher.news())
+        self._untold += batcher.news()
         return step, has_more
 
     def _resume(self) -> None:
@@ -219,11 +253,12 @@ class DecodeLoop:
                 await checkpoint()
         self.pulse.is_resting = False
 
-    def _record(
-        self, step: Step, result: StepResult, now: float, elapsed_s: float
-    ) -> list[Emission]:
+    def _record(self, run: StepRun, result: StepResult) -> list[Emission]:
+        step, now, elapsed_s = run.step, run.ended_at, run.took_s
         if step.batches:
             self._figures.count_step(len(result.sampled), now, elapsed_s)
+        if run.following is not None:
+            return self._batcher.follow(step, result, now, elapsed_s, run.following.step)
         if result.is_aborted:
             log.debug("step.aborted", step=step.number, n_rows=step.n_rows)
         if result.is_aborted or result.n_batches == len(step.batches):
@@ -231,7 +266,8 @@ class DecodeLoop:
         log.debug("step.backed_off", step=step.number, n_rows=step.n_rows)
         return self._batcher.back_off(step, result, now)
 
-    def _tell(self, emissions: list[Emission]) -> None:
+    def _tell(self) -> None:
         """Hand on what sequences have to say after whatever has moved them."""
         self.report.outdate()
-        self._audience.tell(emissions)
+        untold, self._untold = self._untold, []
+        self._audience.tell(untold)

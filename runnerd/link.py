@@ -28,6 +28,7 @@ from runnerd_protocol.messages import (
     Cancel,
     ClientMessage,
     DaemonMessage,
+    Delta,
     Detokenize,
     Embed,
     Failed,
@@ -218,6 +219,8 @@ class Link:
 
     def _route(self, message: DaemonMessage) -> None:
         match message:
+            case Delta():  # as almost every message is
+                self._deliver(message.request_id, message)
             case Welcome():
                 self.welcome = message
                 self._welcomed.set()
@@ -243,8 +246,9 @@ class Link:
                 )
 
     def _deliver(self, request_id: int, message: DaemonMessage) -> None:
-        if request_id in self._mailboxes:
-            self._mailboxes[request_id].put(message)
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is not None:
+            mailbox.put(message)
 
     def _lose(self, loss: str) -> None:
         """Fail whoever still waits; the first cause is the one that counts."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import anyio
 
+from runnerd.bell import Bell
 from runnerd_protocol.memory import Memory
 from runnerd_protocol.messages import (
     DaemonMessage,
@@ -43,7 +44,8 @@ class Outbox:
         self._n_bytes: dict[int, int] = {}
         self._full: set[int] = set()
         self._n_answer_bytes = 0
-        self._has_mail = anyio.Event()
+        self._has_rung = False
+        self._bell = Bell()
         self._taken = anyio.Event()
 
     @property
@@ -64,7 +66,7 @@ class Outbox:
                 self._put_answer(CONNECTION, message)
             case _:
                 self._put_answer(message.request_id, message)
-        self._has_mail.set()
+        self._bell.ring()
 
     async def wait_for_room(self) -> None:
         """Wait until the writer has taken the answers, if there is a crowd of them."""
@@ -106,24 +108,18 @@ class Outbox:
             box[at] = progress
 
     def _put_delta(self, delta: Delta) -> None:
-        request_id = delta.request_id
-        box = self._mail.setdefault(request_id, [])
-        n_bytes = self._n_bytes.get(request_id, 0)
-        at = _last_of(Delta, delta.index, box)
-        if at is None or n_bytes > self._limit_bytes:  # a frame must still hold it
-            box.append(delta)
+        request_id, n_bytes = delta.request_id, _size_of(delta)
+        box = self._mail.get(request_id)
+        if box is None:  # as for most tokens, of a client that reads
+            self._mail[request_id] = [delta]
         else:
-            last = box[at]
-            assert isinstance(last, Delta)
-            box[at] = Delta(
-                request_id,
-                last.text + delta.text,
-                last.n_tokens + delta.n_tokens,
-                last.tokens + delta.tokens,
-                last.index,
-                last.logprobs + delta.logprobs,
-            )
-        n_bytes += _size_of(delta)
+            n_waiting = self._n_bytes.get(request_id, 0)
+            at = _last_of(Delta, delta.index, box)
+            if at is None or n_waiting > self._limit_bytes:  # a frame must still hold it
+                box.append(delta)
+            else:
+                box[at] = _merged(box[at], delta)
+            n_bytes += n_waiting
         self._n_bytes[request_id] = n_bytes
         if n_bytes > self._limit_bytes and request_id not in self._full:
             self._full.add(request_id)
@@ -131,22 +127,26 @@ class Outbox:
 
     async def take(self) -> list[DaemonMessage]:
         """Wait for mail; return all of it, and report what was full as full no more."""
-        await self._has_mail.wait()
-        self._has_mail = anyio.Event()
+        while not self._mail and not self._has_rung:
+            await self._bell.wait()
+        self._has_rung = False
         messages = [message for box in self._mail.values() for message in box]
         self._mail.clear()
         self._n_bytes.clear()
-        self._n_answer_bytes = 0
-        self._taken.set()
-        self._taken = anyio.Event()
-        full, self._full = self._full, set()
-        for request_id in full:
-            self._on_full(request_id, False)
+        if self._n_answer_bytes:
+            self._n_answer_bytes = 0
+            self._taken.set()
+            self._taken = anyio.Event()
+        if self._full:
+            full, self._full = self._full, set()
+            for request_id in full:
+                self._on_full(request_id, False)
         return messages
 
     def ring(self) -> None:
         """Wake the writer without mail: there is nothing more to come."""
-        self._has_mail.set()
+        self._has_rung = True
+        self._bell.ring()
 
 
 def utf8_bytes(text: str) -> int:
@@ -169,6 +169,19 @@ def _last_of(
         if isinstance(message, kind) and message.index == index:
             return at
     return None
+
+
+def _merged(last: DaemonMessage, delta: Delta) -> Delta:
+    """Return what says both."""
+    assert isinstance(last, Delta)
+    return Delta(
+        last.request_id,
+        last.text + delta.text,
+        last.n_tokens + delta.n_tokens,
+        last.tokens + delta.tokens,
+        last.index,
+        last.logprobs + delta.logprobs,
+    )
 
 
 def _size_of(delta: Delta) -> int:

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 
-import anyio
-
+from runnerd.bell import Bell
 from runnerd.results import Completion, completion_of
 from runnerd_protocol.messages import (
     Accepted,
@@ -67,7 +66,7 @@ class Mailbox:
     def __init__(self, *, only_newest: bool = False) -> None:
         self._only_newest = only_newest
         self._messages: deque[DaemonMessage] = deque()
-        self._news: anyio.Event | None = None
+        self._news = Bell()
         self._loss: tuple[type[ClientError], str, Exception | None] | None = None
 
     def put(self, message: DaemonMessage) -> None:
@@ -75,7 +74,7 @@ class Mailbox:
         if self._only_newest and isinstance(message, Status):
             self._messages.clear()
         self._messages.append(message)
-        self._wake()
+        self._news.ring()
 
     def lose(
         self,
@@ -85,12 +84,7 @@ class Mailbox:
     ) -> None:
         """Say that no more will come, and why; `kind` is what to raise, from `cause`."""
         self._loss = kind, loss, cause
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+        self._news.ring()
 
     async def get(self) -> DaemonMessage:
         """Return the next message; `Finished` again and again.
@@ -103,8 +97,6 @@ class Mailbox:
             if self._loss is not None:
                 kind, why, cause = self._loss
                 raise kind(why) from cause
-            if self._news is None:
-                self._news = anyio.Event()
             await self._news.wait()
         match self._messages[0]:
             case Failed() as failed:

@@ -9,6 +9,7 @@ and is to us what one SIGTERM is, unless it was ignored before (nohup).
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -45,6 +46,9 @@ LEFT_KILL_S = 4.0  # for the step in progress, when the parent has closed its so
 ORPHAN_KILL_S = 0.5  # the same, when there is no parent left to wait for anything
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 NO_SERVICE = ServiceEnvironment()
+# How soon a thread gets the interpreter that others use: the engine's, before and after a step.
+# Python's 5 ms are a third of a step on a device, and are waited at each call of a sampler.
+SWITCH_S = 1e-4
 
 LastLines = Callable[[], list[str]]
 
@@ -218,7 +222,8 @@ class _Daemon:
 
     def _log_state(self) -> None:
         now = status(0, self._runner, self._server.n_connections, last=True)
-        log.info("daemon.state", **state_facts(now))
+        n_tasks = len(anyio.get_running_tasks())
+        log.info("daemon.state", n_tasks=n_tasks, **state_facts(now))
 
 
 def _terminal_signals() -> tuple[signal.Signals, ...]:
@@ -243,6 +248,7 @@ def start(
 ) -> int:
     """Run the daemon in an event loop of its own; return the exit status."""
     return_large_blocks()
+    sys.setswitchinterval(SWITCH_S)
     options: dict[str, object] = {}
     if backend == "asyncio":
         options["use_uvloop"] = find_spec("uvloop") is not None

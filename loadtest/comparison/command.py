@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,9 @@ def compare_command(
     systems: Annotated[str, typer.Option(help="Names, with commas between them; all.")] = "",
     rounds: Rounds = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Ask for less, to try it.")] = False,
+    only_bars: Annotated[
+        bool, typer.Option("--only-bars", help="Run no more than what bars compare.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Fail if a bar is not met.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("comparison"),
     baseline: Annotated[
@@ -47,7 +51,10 @@ def compare_command(
         before = None if baseline is None else read_baseline(baseline)
     except msgspec.MsgspecError as err:
         raise typer.BadParameter(f"{baseline} is no baseline: {err}") from err
-    plan = _plan(Path(resolve_model(model)), workloads, systems, rounds, seed, is_quick=quick)
+    plan = replace(
+        _plan(Path(resolve_model(model)), workloads, systems, rounds, seed, is_quick=quick),
+        only_bars=only_bars,
+    )
     results = Results(
         command=["python", "-m", "loadtest", *sys.argv[1:]],
         started=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from loadtest.comparison.exchange import Setup
 from loadtest.comparison.results import Results, Spread, SystemSeen, Turn, WorkloadResult
 from loadtest.comparison.taking_turns import Entrant, Task, take_turn
+from loadtest.comparison.verdicts import compared_in
 from loadtest.comparison.workloads import Workload
 from loadtest.console import Tell
 from loadtest.projector import make_projector
@@ -32,7 +33,8 @@ TOLD = ("short.ttft_max_s", "tokens_per_s", "itl_p99_ms", "longest_gap_s", "n_ev
 class Plan:
     """What to compare, and how often. `turn_limit_s`: after that a turn has failed.
 
-    `systems` serve every workload, `limits` are measured where a workload names them.
+    `systems` serve every workload, `limits` are measured where a workload names them; with
+    `only_bars` no more of either than bars compare.
     """
 
     model: Path
@@ -42,6 +44,7 @@ class Plan:
     n_rounds: int
     seed: int = 1
     turn_limit_s: float = 600.0
+    only_bars: bool = False
 
 
 async def compare(plan: Plan, results: Results, tell: Tell) -> None:
@@ -53,6 +56,8 @@ async def compare(plan: Plan, results: Results, tell: Tell) -> None:
     seen |= {name: SystemSeen(name=name, is_limit=True) for name in plan.limits}
     results.systems = list(seen.values())
     for workload in plan.workloads:
+        if plan.only_bars and not compared_in(workload.name):
+            continue
         setup = _setup(plan.model, workload)
         result = WorkloadResult(name=workload.name, about=workload.about, setup=setup)
         results.workloads.append(result)
@@ -92,6 +97,9 @@ async def _run(
 ) -> None:
     entrants = dict(plan.systems)
     entrants |= {name: who for name, who in plan.limits.items() if name in workload.limits}
+    if plan.only_bars:
+        compared = compared_in(workload.name)
+        entrants = {name: who for name, who in entrants.items() if name in compared}
     for n_round in range(plan.n_rounds):
         task = Task(workload, result.setup, n_round, plan.seed + n_round, plan.turn_limit_s)
         for name, entrant in list(entrants.items()):

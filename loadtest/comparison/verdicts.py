@@ -104,6 +104,11 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
+def compared_in(workload: str) -> set[str]:
+    """Return the systems whose figures some bar takes from a workload."""
+    return {side.system for claim in CLAIMS for side in _sides(claim) if side.workload == workload}
+
+
 def verdicts(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
     """Hold results against the bars that they are about; name what of ours has failed, too."""
     systems = {system.name for system in results.systems}

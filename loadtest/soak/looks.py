@@ -7,6 +7,7 @@ import psutil
 from msgspec import Struct
 
 from loadtest.growth import Holding, holding
+from loadtest.soak.daemon_log import DaemonLog
 from runnerd.client import Client
 from runnerd_protocol.messages import Status
 
@@ -29,10 +30,11 @@ class Look(Struct, frozen=True):
     n_connections: int
     n_cells_used: int
     n_zombies: int
+    n_tasks: int
     text: str
 
 
-async def look_at(client: Client, pid: int, n_requests: int) -> Look:
+async def look_at(client: Client, log: DaemonLog, pid: int, n_requests: int) -> Look:
     """Wait until the daemon has come to rest, and look at it."""
     await _until_at_rest(client)
     text = await _say_probe(client, n_requests)
@@ -45,6 +47,7 @@ async def look_at(client: Client, pid: int, n_requests: int) -> Look:
         n_connections=status.n_connections,
         n_cells_used=status.n_cells_used,
         n_zombies=n_zombies_of(pid),
+        n_tasks=await log.n_tasks(pid),
         text=text,
     )
 

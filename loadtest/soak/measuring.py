@@ -17,6 +17,7 @@ from loadtest.images.requests import QUESTION, ask
 from loadtest.prompts import prompt_texts
 from loadtest.soak.asks import Asks
 from loadtest.soak.connects import come_and_go
+from loadtest.soak.daemon_log import DaemonLog
 from loadtest.soak.looks import Look, look_at
 from loadtest.soak.outcome import Counts, Seen, SoakLoad, SoakOutcome, soak_bars
 from loadtest.soak.requests import Ground
@@ -42,7 +43,7 @@ async def measure_soak(setup: SoakSetup, load: SoakLoad, tell: Tell) -> SoakOutc
     Raises:
         ClientError: the daemon has ended early, and why.
     """
-    tally, log = Tally(), _Log()
+    tally, log = Tally(), DaemonLog()
     with TemporaryDirectory(prefix="loadtest-") as folder:
         path = Path(folder, "socket")
         options = [*OPTIONS, *setup.options, f"--socket={path}"]
@@ -55,7 +56,7 @@ async def measure_soak(setup: SoakSetup, load: SoakLoad, tell: Tell) -> SoakOutc
             env=ENVIRONMENT,
         ) as child:
             await child.ready()
-            daemon = _Daemon(child.client, child.pid, path)
+            daemon = _Daemon(child.client, child.pid, path, log)
             try:
                 asks = Asks(await _ground(child.client, setup), load.seed)
                 if asks.requests.ground.reads_images:
@@ -80,22 +81,15 @@ async def measure_soak(setup: SoakSetup, load: SoakLoad, tell: Tell) -> SoakOutc
     return SoakOutcome(load, seen, soak_bars(load, seen))
 
 
-class _Log:
-    def __init__(self) -> None:
-        self.n_tracebacks = 0
-
-    def note(self, line: str) -> None:
-        self.n_tracebacks += "Traceback" in line
-
-
 @dataclass(frozen=True, slots=True)
 class _Daemon:
     client: Client
     pid: int
     path: Path
+    log: DaemonLog
 
     async def look(self, n_done: int) -> Look:
-        return await look_at(self.client, self.pid, n_done)
+        return await look_at(self.client, self.log, self.pid, n_done)
 
 
 async def _ask_all(
@@ -135,7 +129,7 @@ def _progress(look: Look, n_all: int, what: str) -> str:
     held = look.holding
     return (
         f"{held.n_requests} of {n_all} {what}: {held.n_bytes / 2**20:.1f} MiB,"
-        f" {held.n_descriptors} descriptors, {held.n_threads} threads"
+        f" {held.n_descriptors} descriptors, {held.n_threads} threads, {look.n_tasks} tasks"
     )
 
 

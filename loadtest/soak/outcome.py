@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from loadtest.bars import Bar, at_most
-from loadtest.growth import growth
+from loadtest.growth import growth, n_more
 from loadtest.soak.looks import Look, n_differing
 
 
@@ -60,11 +60,14 @@ def soak_bars(load: SoakLoad, seen: Seen) -> list[Bar]:
     bars = growth([each for each in held if each.n_requests >= load.n_warm_up]).bars("request")
     if seen.connect_looks:
         bars += growth([look.holding for look in seen.connect_looks]).bars("connection")
+        n_tasks = n_more([look.n_tasks for look in seen.connect_looks])
+        bars.append(at_most("more tasks, by connections", n_tasks, 0))
     limits = [
         ("requests without an end", seen.counts.n_endless),
         ("answers that were not to be expected", seen.counts.n_wrong),
         ("looks at which it was not at rest", sum(not look.is_at_rest for look in looks)),
         ("looks at which it said something else", n_differing(looks)),
+        ("more tasks, by requests", n_more([look.n_tasks for look in seen.looks])),
         ("its children that nobody has waited for", max(look.n_zombies for look in looks)),
         ("tracebacks in its log", seen.n_tracebacks),
         ("exit status", abs(seen.returncode)),

@@ -15,7 +15,8 @@ def soak_text(outcome: SoakOutcome) -> str:
         f" {counts.n_cancelled} were cancelled",
         f"the probe says {seen.looks[0].text!r}",
     ]
-    heads = ["after", "MiB", "descriptors", "threads", "busy", "waiting", "connections", "cells"]
+    heads = ["after", "MiB", "descriptors", "threads", "tasks"]
+    heads += ["busy", "waiting", "connections", "cells"]
     rows = [_looked("requests", each) for each in seen.looks]
     rows += [_looked("connections", each) for each in seen.connect_looks]
     return "\n".join([*facts, "", *table(heads, rows), "", *bar_table(outcome.bars)])
@@ -24,8 +25,8 @@ def soak_text(outcome: SoakOutcome) -> str:
 def _looked(what: str, look: Look) -> list[str]:
     held = look.holding
     figures = (
-        *(held.n_descriptors, held.n_threads, look.n_slots_busy, look.n_waiting),
-        *(look.n_connections, look.n_cells_used),
+        *(held.n_descriptors, held.n_threads, look.n_tasks),
+        *(look.n_slots_busy, look.n_waiting, look.n_connections, look.n_cells_used),
     )
     return [
         f"{held.n_requests} {what}",

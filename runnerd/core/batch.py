@@ -2,10 +2,14 @@
 
 A step's batches run in order. Within a step a sequence's spans are contiguous from its
 `n_past`, whichever batches they lie in. All that an engine is told, and tells, is named here.
+
+What is made anew for each row or step is a frozen struct: a frozen dataclass says the same, but
+takes a microsecond to make, a tenth of all that the host does for a row.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct
 
 from runnerd.core.edits import (
     CheckpointDrop,
@@ -65,8 +69,7 @@ class BatchKind(Enum):
     MEDIA_NON_CAUSAL = "media_non_causal"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True, repr_omit_defaults=True):
     """Consecutive rows of one sequence, in one batch.
 
     `inputs` are token ids, or media keys (negative). `pos` is the position of the first; for
@@ -82,11 +85,10 @@ class Span:
     wants_logits: bool = False
     media_id: int = 0
     row0: int = 0
-    media: object | None = field(default=None, compare=False, repr=False)
+    media: object | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Rows of one kind for one native call. Span order is row order."""
 
     kind: BatchKind
@@ -95,16 +97,15 @@ class Batch:
     @property
     def n_rows(self) -> int:
         """Rows in this batch."""
-        return sum(len(span.inputs) for span in self.spans)
+        return sum([len(span.inputs) for span in self.spans])
 
     @property
     def n_outputs(self) -> int:
         """Rows whose logits are wanted, at most one per span."""
-        return sum(span.wants_logits for span in self.spans)
+        return sum([span.wants_logits for span in self.spans])
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One forward pass over all sequences, all with the same adapters.
 
     `number` counts steps from 1.
@@ -121,8 +122,7 @@ class Step:
         return sum(batch.n_rows for batch in self.batches)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """What an engine did of a step: the batches that ran, and a sample per wanted row.
 
     `n_batches` less than the step's: the next one found no room in the KV cache, or it was

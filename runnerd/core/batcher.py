@@ -15,6 +15,7 @@ from runnerd.core.outcome import find_spoiled, no_room, store, take_samples
 from runnerd.core.residency import Residency
 from runnerd.core.sequence import FinishReason, Sequence
 from runnerd.core.shelf import Shelf
+from runnerd.core.successor import may_have_successor
 from runnerd.errors import RequestError
 
 BACK_OFFS = 3  # in a row, with nothing left to give, before the sequence itself must fail
@@ -194,6 +195,38 @@ class Batcher:
             self._fill.observe(step.n_rows, elapsed_s)
             self._n_backed_off = 0
         return self._record(step, result, now)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the successor of the step in flight may be begun before that is committed."""
+        step = self.in_flight
+        return step is not None and may_have_successor(
+            step, self._sequences, self.residency.ledger, self.limits
+        )
+
+    def follow(
+        self, step: Step, result: StepResult, now: float, elapsed_s: float, following: Step
+    ) -> list[Emission]:
+        """Record that a step ran, where its successor runs by now: that is in flight then.
+
+        Who was ended from outside meanwhile has a row in that, too, and ends with it.
+        """
+        assert step is self.in_flight, "not the step in flight"
+        n_ended = self._n_ended()
+        self._was_aborted = False
+        self._fill.observe(step.n_rows, elapsed_s)
+        self._n_backed_off = 0
+        self.residency.observe(result)
+        store(step, result, self._sequences, self.residency)
+        n_ctx = self.limits.n_ctx
+        emissions = take_samples(step, result, self._sequences, self._vocabulary, n_ctx, now)
+        assert self._n_ended() == n_ended, "a token has ended a sequence that runs on"
+        self._n_steps = following.number
+        self.in_flight = following
+        return emissions
+
+    def _n_ended(self) -> int:
+        return sum(sequence.ending is not None for sequence in self._sequences.values())
 
     def back_off(self, step: Step, result: StepResult, now: float) -> list[Emission]:
         """Record that a step found no room after some of its batches, and give something up.

@@ -204,13 +204,13 @@ class Cells:
 
     def n_idle(self) -> int:
         """Cells that only idle slots hold."""
-        return self.ledger.n_only_in([slot.slot_id for slot in self.pool.idle()])
+        return self.ledger.n_only_in({slot.slot_id for slot in self.pool.idle()})
 
     def n_in_use(self, start: Start) -> int:
         """Cells of a start that sequences hold already, so that sharing them costs none."""
         if not self.limits.is_unified:
             return 0
-        idle = [slot.slot_id for slot in self.pool.idle()]
+        idle = {slot.slot_id for slot in self.pool.idle()}
         return self.ledger.n_also_outside(idle, start.slot.slot_id, start.n_inputs)
 
     def make_room(self, n_cells: int, but: Slot | None = None) -> bool:
@@ -223,6 +223,8 @@ class Cells:
             idle = [slot for slot in self.pool.idle() if slot is not but]
             for slot in idle:
                 self._shrink(slot, n_cells)
+                if self.ledger.n_free >= n_cells:
+                    return True
             for slot in idle:
                 self._shrink(slot, n_cells)
                 if self.ledger.n_free < n_cells:

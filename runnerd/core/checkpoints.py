@@ -6,7 +6,7 @@ slot that holds the same beginning can go back to it, and no beginning is kept t
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from sys import maxsize
@@ -101,8 +101,10 @@ class Checkpoints:
         n_expected = len(self._kept) - len(self._sizes)
         return self._drop(self._budget_bytes - n_expected * self._last_bytes, n_expected)
 
-    def sized(self, saved: Iterable[tuple[int, int]]) -> list[int]:
+    def sized(self, saved: Collection[tuple[int, int]]) -> list[int]:
         """Note the sizes of checkpoints just saved; return the ids of those to drop for them."""
+        if not saved:
+            return []
         self._sizes.update(saved)
         for kept in self._kept.values():
             n_bytes = self._sizes.get(kept.checkpoint_id, 0)

@@ -6,7 +6,9 @@ text before an image shares its step, text after it waits for the next.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from runnerd.core.batch import Batch, BatchKind, Span
 from runnerd.core.prompt import Group
@@ -128,13 +130,8 @@ def decode_span(sequence: Sequence) -> Span:
     """Return the one row of a generating sequence."""
     slot = sequence.slot
     n_past = slot.n_past
-    return Span(
-        seq_id=sequence.seq_id,
-        slot_id=slot.slot_id,
-        pos=sequence.layout.position(n_past),
-        inputs=(sequence.inputs[n_past],),
-        wants_logits=True,
-    )
+    pos, inputs = sequence.layout.position(n_past), (sequence.inputs[n_past],)
+    return Span(sequence.seq_id, slot.slot_id, pos, inputs, True)
 
 
 def deal(ring: list[Sequence], n_rows: int, n_room: int, shelf: Shelf) -> list[Draft]:

@@ -6,7 +6,7 @@ the start of a stop string is held back until the next bytes decide. What is hel
 longer than the longest stop string less one character, and three bytes of a character.
 """
 
-import codecs
+from codecs import utf_8_decode
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class Detokenizer:
         self.stopped_by: str | None = None
         self.n_out = 0
         self._n_decoded = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._undecoded = b""  # the beginning of a character
         self._held = ""
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
         self._by_first: defaultdict[str, list[str]] = defaultdict(list)
@@ -30,7 +30,7 @@ class Detokenizer:
 
     def feed(self, data: bytes) -> str:
         """Return the text that is now certain; sets `stopped_by` at a stop string."""
-        text = self._decoder.decode(data)
+        text = self._decode(data)
         self._n_decoded += len(text)
         if self._stops and text:
             text = self._release(self._held + text)
@@ -40,19 +40,26 @@ class Detokenizer:
     @property
     def n_needed(self) -> int:
         """How many characters have to be out for all bytes that came to be."""
-        kept, _ = self._decoder.getstate()
         # One, whatever follows; but half a surrogate is kept, too, and is a character a byte.
-        return self._n_decoded + len(kept.decode("utf-8", "replace"))
+        return self._n_decoded + len(self._undecoded.decode("utf-8", "replace"))
 
     def finish(self) -> str:
         """Return what is held back. The text is at its end; after a stop there is none."""
         if self.stopped_by is not None:
             return ""
-        text = self._decoder.decode(b"", final=True)
+        text = self._decode(b"", is_all=True)
         if self._stops:
             text = self._release(self._held + text)
             text, self._held = text + self._held, ""
         self.n_out += len(text)
+        return text
+
+    def _decode(self, data: bytes, *, is_all: bool = False) -> str:
+        """Do what Python's incremental decoder does, in half the time."""
+        if self._undecoded:
+            data = self._undecoded + data
+        text, n_decoded = utf_8_decode(data, "replace", is_all)
+        self._undecoded = data[n_decoded:]
         return text
 
     def _release(self, text: str) -> str:

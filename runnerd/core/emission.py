@@ -1,7 +1,8 @@
 """What comes of a step for a sequence: text, progress, and maybe the end."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from runnerd.core.batch import Logprobs, Sampled, SampleFault
 from runnerd.core.sequence import FinishReason, Sequence
@@ -22,8 +23,7 @@ class Vocabulary(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(Struct, frozen=True):
     """What a sequence has to say: new text, a token, and at the end a reason or an error.
 
     `logprobs` are those of the tokens whose text is now out. `has_progressed`: more of the

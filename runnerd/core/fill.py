@@ -4,6 +4,8 @@ Generating rows come first, in slot order; prompt rows are dealt over what is le
 a step are of one set of adapters.
 """
 
+from operator import attrgetter
+
 from runnerd.core.adapters import AdapterTurns
 from runnerd.core.batch import Adapters, Batch, Limits
 from runnerd.core.budget import PrefillBudget
@@ -59,7 +61,7 @@ class Fill:
         return True
 
     def _with_room(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return who generates, in slot order, and the ring: who has prompt left to evaluate.
+        """Return who generates, and the ring: who has prompt left to evaluate.
 
         Who has to wait for an encoded medium is in neither.
 
@@ -75,7 +77,6 @@ class Fill:
             for sequence in active:
                 if sequence.options.adapters == self.adapters:
                     (decoding if sequence.is_decoding else ring).append(sequence)
-            decoding.sort(key=lambda s: s.slot_id)
             ring.sort(key=lambda s: s.last_step)
             n_rows = len(decoding) + (n_least(ring[0]) if ring else 0)
             if self._residency.make_room(n_rows):
@@ -95,7 +96,8 @@ class Fill:
             self._residency.make_room(len(decoding) + min(n_rows, n_ahead))
             n_room = min(n_room, self._residency.ledger.n_free - len(decoding))
             drafts = deal(ring, min(n_rows, n_room), n_room, self._shelf)
-        return pack([decode_span(s) for s in decoding], drafts, self._limits.n_ubatch)
+        spans = sorted(map(decode_span, decoding), key=attrgetter("slot_id"))
+        return pack(spans, drafts, self._limits.n_ubatch)
 
     def _group_alone(self, decoding: list[Sequence], ring: list[Sequence]) -> tuple[Batch, ...]:
         """Give a group that generating rows leave no room for its own step, never two in a row."""

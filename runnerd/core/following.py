@@ -46,12 +46,17 @@ def find_leader(
     best: Sequence | None = None
     n_best = n_cached + (MIN_WAIT if limits.is_unified else COPY_ROWS) - 1
     n_own = len(sequence.inputs) - n_cached
+    if n_most <= n_best:
+        return None
     for other in earlier:
-        n_common = _n_common(sequence, other, n_most)
-        if not pace.repays(n_common - n_cached, n_common - other.n_past, n_own):
+        # One look decides for most; whole prefixes are compared for the promising.
+        if len(other.inputs) < n_best or other.inputs[n_best - 1] != sequence.inputs[n_best - 1]:
             continue
+        n_common = _n_common(sequence, other, n_most)
         is_sooner = best is not None and best.follows is not None and other.follows is None
-        if n_common > n_best or (n_common == n_best and is_sooner):
+        if n_common < n_best or (n_common == n_best and not is_sooner):
+            continue
+        if pace.repays(n_common - n_cached, n_common - other.n_past, n_own):
             best, n_best = other, n_common
     return None if best is None else (best, n_best)
 

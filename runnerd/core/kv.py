@@ -70,14 +70,15 @@ class KVLedger:
 
     def take(self, slot_id: int, n_cells: int) -> None:
         """Count cells that a slot has filled."""
-        assert 0 <= n_cells <= self.n_free, f"{n_cells} cells taken, {self.n_free} free"
+        n_used = self.n_used + n_cells
+        assert self.n_used <= n_used <= self.n_cells, f"{n_cells} cells taken, {self.n_free} free"
         runs = self._runs[slot_id]
-        if runs and len(runs[-1].owners) == 1:
-            runs[-1].n_cells += n_cells
+        if runs and len((run := runs[-1]).owners) == 1:
+            run.n_cells += n_cells
         elif n_cells:
             runs.append(Run(n_cells, [slot_id]))
         self._held[slot_id] += n_cells
-        self.n_used += n_cells
+        self.n_used = n_used
 
     def share(self, from_slot_id: int, slot_id: int, n_cells: int) -> None:
         """Let an empty slot hold the first cells of another too."""

@@ -49,21 +49,22 @@ def take_samples(
 ) -> list[Emission]:
     """Take up what was sampled."""
     emissions: list[Emission] = []
-    sampled, seconds = iter(result.sampled), iter(result.sampling_s)
-    for span in _spans_run(step, result):
-        if span.wants_logits:
-            sequence = sequences[span.seq_id]
-            sequence.timings.sampling_s += next(seconds, 0.0)
-            emissions.append(take_up(sequence, next(sampled), vocabulary, n_ctx, now))
+    seq_ids, samples = _sampled(step, result), result.sampled
+    seconds = result.sampling_s or (0.0,) * len(samples)
+    for seq_id, sampled, elapsed_s in zip(seq_ids, samples, seconds, strict=True):
+        sequence = sequences[seq_id]
+        sequence.timings.sampling_s += elapsed_s
+        emissions.append(take_up(sequence, sampled, vocabulary, n_ctx, now))
     return emissions
 
 
 def find_spoiled(step: Step, result: StepResult, sequences: Sequences) -> list[Sequence]:
     """Return the sequences whose slots hold what is no number."""
-    wanting = [span.seq_id for span in _spans_run(step, result) if span.wants_logits]
+    if SampleFault not in map(type, result.sampled):  # as in almost every step
+        return []
     return [
         sequences[seq_id]
-        for seq_id, sampled in zip(wanting, result.sampled, strict=True)
+        for seq_id, sampled in zip(_sampled(step, result), result.sampled, strict=True)
         if isinstance(sampled, SampleFault) and sampled.spoils_slot
     ]
 
@@ -77,6 +78,11 @@ def no_room(batch: Batch, ledger: KVLedger) -> EngineFailed:
         n_cells_used=ledger.n_used,
         n_cells=ledger.n_cells,
     )
+
+
+def _sampled(step: Step, result: StepResult) -> list[int]:
+    """Return whose rows were sampled, in order."""
+    return [span.seq_id for span in _spans_run(step, result) if span.wants_logits]
 
 
 def _spans_run(step: Step, result: StepResult) -> list[Span]:

@@ -4,8 +4,9 @@ A prompt may start from any slot with its key, also from one that is in use. Whe
 cannot simply go back, `start_at` decides how far a slot's beginning is of use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from runnerd.core.batch import COPY_ROWS, Limits
 from runnerd.core.checkpoints import Checkpoint, Checkpoints
@@ -80,7 +81,6 @@ class Search:
         n_most = min(self._n_most, slot.n_offered) if slot.key == self._key else 0
         if n_most <= more_than:
             return None
-        # One look decides for most slots; whole prefixes are compared for the promising.
         if more_than >= 0 and slot.inputs[more_than] != self._inputs[more_than]:
             return None
         n_common = self._layout.cut_start(common_prefix(self._inputs, slot.inputs, n_most))
@@ -88,9 +88,14 @@ class Search:
         return start if start.n_inputs > more_than else None
 
     def best(self, more_than: int, but: Slot | None = None) -> Start | None:
-        """Return the longest start of all slots but one; a free one before one in use."""
+        """Return the longest start of all slots but one; a free one before one in use.
+
+        `more_than` is at least 0. Of equal starts the one wins whose slot holds less.
+        """
         found: Start | None = None
-        for slot in sorted(self._pool.slots, key=lambda slot: (slot.is_leased, slot.n_past)):
+        promising = self._promising(self._pool.slots, more_than)
+        promising.sort(key=attrgetter("is_leased"))
+        for slot in promising:
             if slot is not but:
                 start = self.start(slot, more_than if found is None else found.n_inputs)
                 found = start or found
@@ -102,11 +107,28 @@ class Search:
         A long conversation is not cut down to a stranger's common beginning. An empty slot loses
         nothing. Of equal starts the one wins whose slot loses less.
         """
-        found: Start | None = None
-        for slot in sorted(self._pool.free(), key=lambda slot: (slot.n_past, slot.slot_id)):
+        free = self._pool.free()
+        found = next((Start(slot, 0) for slot in free if slot.n_past == 0), None)
+        for slot in self._promising(free, 0):
             at_least = max((slot.n_past + 1) // 2, 0 if found is None else found.n_inputs + 1)
             found = self.start(slot, at_least - 1) or found
         return found
+
+    def _promising(self, slots: Iterable[Slot], more_than: int) -> list[Slot]:
+        """Return those that may have more than so many inputs, whoever holds less first.
+
+        One look decides for most slots; whole prefixes are compared for the promising.
+        """
+        if more_than >= self._n_most:
+            return []
+        wanted, key = self._inputs[more_than], self._key
+        promising = [
+            slot
+            for slot in slots
+            if slot.n_past > more_than and slot.inputs[more_than] == wanted and slot.key == key
+        ]
+        promising.sort(key=attrgetter("n_past"))
+        return promising
 
     def kept(self, slot: Slot, more_than: int) -> Start | None:
         """Return the longest start in a slot by a checkpoint alone, if it is more than that."""
@@ -141,8 +163,14 @@ class Search:
 
         If that is the one with the best start, and the next would lose less, it is the next.
         """
-        first, *others = sorted(self._pool.free(), key=lambda slot: (slot.n_past > 0, slot.tick))
-        if best is not None and first is best.slot and others:
+        free = self._pool.free()
+        first = min(free, key=_by_use)
+        if best is not None and first is best.slot and len(free) > 1:
+            second = min((slot for slot in free if slot is not first), key=_by_use)
             n_lost = first.n_past - best.n_inputs
-            return others[0] if others[0].n_past < n_lost else first
+            return second if second.n_past < n_lost else first
         return first
+
+
+def _by_use(slot: Slot) -> tuple[bool, int]:
+    return slot.n_past > 0, slot.tick

@@ -112,7 +112,8 @@ class Sequence:
     @property
     def n_pending(self) -> int:
         """Inputs not cached yet."""
-        return len(self.inputs) - self.n_past
+        n_inputs = len(self.inputs)
+        return n_inputs - self.lease.slot.n_past if self.lease is not None else n_inputs
 
     @property
     def is_decoding(self) -> bool:

@@ -57,9 +57,8 @@ class Shelf:
         """
         found: list[tuple[int, int, int]] = []
         for sequence in running:
-            n_past = sequence.n_past
-            has_media_ahead = n_past < sequence.layout.media_stop
-            if has_media_ahead and not sequence.paused and not _is_abandoned(sequence):
+            if _may_need_media(sequence) and not sequence.paused and not _is_abandoned(sequence):
+                n_past = sequence.n_past
                 found += [
                     (group.start - n_past, sequence.last_step, group.media_id)
                     for group in self._lacking(sequence)
@@ -80,7 +79,8 @@ class Shelf:
         """Let go of what no running sequence needs."""
         self._new.clear()
         if self._media:
-            needed = {group.media_id for each in running for group in _next_groups(each)}
+            some = filter(_may_need_media, running)
+            needed = {group.media_id for each in some for group in _next_groups(each)}
             self._media = {key: kept for key, kept in self._media.items() if key in needed}
 
     def check(self, running: Iterable[Sequence]) -> None:
@@ -90,6 +90,12 @@ class Shelf:
 
     def _lacking(self, sequence: Sequence) -> Iterable[Group]:
         return (group for group in _next_groups(sequence) if self.lacks(group))
+
+
+def _may_need_media(sequence: Sequence) -> bool:
+    """Whether there are media ahead: not in a prompt of text, nor where its answer has begun."""
+    media_stop = sequence.layout.media_stop
+    return media_stop > 0 and sequence.n_past < media_stop
 
 
 def _next_groups(sequence: Sequence) -> Iterable[Group]:

@@ -20,13 +20,13 @@ def search_for(sequence: Sequence, cells: Cells) -> Search:
 
 
 def take_slot(
-    sequence: Sequence, lease: Lease, running: list[Sequence], cells: Cells, pace: Pace
+    sequence: Sequence, lease: Lease, earlier: Iterable[Sequence], cells: Cells, pace: Pace
 ) -> None:
     """Take the slot that suits a sequence best, and start it there or let it wait."""
     search = search_for(sequence, cells)
     slot, start = search.choose()
     lease.take(slot)
-    waits = follow(sequence, running, start.n_inputs, cells.limits, pace)
+    waits = follow(sequence, earlier, start.n_inputs, cells.limits, pace)
     if start.slot is slot and not start.from_nothing:
         cells.go_back(slot, start)
     else:

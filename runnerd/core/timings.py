@@ -1,14 +1,14 @@
 """Where a request's time went, from instants passed in (seconds, monotonic)."""
 
+from bisect import bisect
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, exp, log
+from math import ceil
 
 BIN = 1.08  # a bin of gaps ends at so many times its beginning: told to within 4 %
 LEAST_MS = 1e-3  # shorter gaps are counted as this long
-BINS_PER_E = 1 / log(BIN)
-LOWEST_BIN = log(LEAST_MS) * BINS_PER_E
 N_BINS = 300  # up to 3 hours; longer gaps are counted as this long
+BIN_STOPS_MS = [LEAST_MS * BIN**n for n in range(1, N_BINS + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class Gaps:
 
     def add(self, gap_ms: float) -> None:
         """Count a gap."""
-        n_bin = int(log(gap_ms) * BINS_PER_E - LOWEST_BIN) if gap_ms > LEAST_MS else 0
-        self._counts[min(n_bin, N_BINS)] += 1
+        self._counts[bisect(BIN_STOPS_MS, gap_ms)] += 1
 
     def percentile(self, share: float) -> float:
         """Return the least length that `share` of the gaps do not exceed; 0.0 of none."""
@@ -42,7 +41,8 @@ class Gaps:
         if n_left == 0:
             return 0.0
         n_bin = next(n for n, n_within in enumerate(accumulate(self._counts)) if n_within >= n_left)
-        return LEAST_MS * exp((n_bin + 0.5) / BINS_PER_E)
+        middle_ms: float = LEAST_MS * BIN ** (n_bin + 0.5)
+        return middle_ms
 
 
 class Timings:

@@ -18,6 +18,7 @@ from runnerd.core.batcher import Batcher
 from runnerd.core.emission import Emission
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import FinishReason, Options, Sequence, admit
+from runnerd.core.successor import successor
 from runnerd.errors import RequestError
 from tests.core.naive import NaiveCache, Row, cells_of, media_rows
 from tests.core.speech import Said, Speech, as_said
@@ -39,6 +40,7 @@ class Simulation:
         self.batcher = Batcher(limits, ByteVocabulary(), 0.05)
         self.cache = NaiveCache(limits)
         self.step: Step | None = None
+        self.may_run_ahead = False  # as it was when the step began
         self.live: dict[int, Sequence] = {}
         self._speech: dict[int, Speech] = {}
         self._rows: dict[int, Row] = {}
@@ -160,6 +162,7 @@ class Simulation:
             n_needed = len(self.batcher.waiting.first.inputs)
             assert must_wait or residency.n_obtainable() < n_needed, "a slot lies free"
         self._rules.check(self.batcher, self.step, self.live)
+        self.may_run_ahead = self.batcher.may_run_ahead
         return True
 
     def _rest(self) -> None:
@@ -200,6 +203,28 @@ class Simulation:
         result = self._run(step, token, len(step.batches), None)
         self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, elapsed_s))
         self._was_aborted = False
+
+    def follow(self, token: Token, elapsed_s: float) -> bool:
+        """Run the step in flight, and begin its successor before it is recorded, if it has one.
+
+        Return whether it has; else it is committed.
+        """
+        assert self.may_run_ahead
+        step = self._in_flight()
+        self._rules.ran(step)
+        result = self._run(step, token, len(step.batches), None)
+        following = successor(step, result.sampled, lambda token: token == END)
+        if following is None:
+            self._hear(lambda batcher: batcher.commit(_same(batcher), result, 0.0, elapsed_s))
+            return False
+        self._hear(
+            lambda batcher: batcher.follow(_same(batcher), result, 0.0, elapsed_s, following)
+        )
+        self.step = self.batcher.in_flight
+        assert self.step is following
+        self._edit(following)
+        self.may_run_ahead = self.batcher.may_run_ahead
+        return True
 
     def back_off(self, token: Token, n_batches: int) -> None:
         """Run the first batches of the step in flight; the next finds no room."""

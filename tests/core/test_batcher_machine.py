@@ -122,6 +122,13 @@ class BatcherMachine(RuleBasedStateMachine):
         rng = Random(seed)
         self.simulation.commit(lambda _: fault_or_token(rng.randrange(2**20)), elapsed_ms / 1e3)
 
+    @precondition(lambda self: self.sim is not None and self.sim.step is not None)
+    @precondition(lambda self: self.simulation.may_run_ahead)
+    @rule(seed=seeds)
+    def follow(self, seed: int) -> None:
+        rng = Random(seed)
+        self.simulation.follow(lambda _: fault_or_token(rng.randrange(2**20)), 0.01)
+
     @precondition(lambda self: self.sim is not None and self.sim.step is None)
     @rule(seed=seeds, n_steps=st.integers(1, 20))
     def run(self, seed: int, n_steps: int) -> None:

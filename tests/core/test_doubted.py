@@ -95,11 +95,10 @@ def test_a_neighbour_whose_context_is_full_makes_room_in_it_before_it_starts_ove
 
 
 def make_with_window(*, is_unified: bool) -> Batcher:
-    """Return a batcher that stops a prompt of 100 tokens at 96 for a checkpoint; one generates."""
+    """Return a batcher that stops a prompt of 100 tokens at 96 for a checkpoint, beside another."""
     limits = make_limits(n_slots=2, n_ctx=128, n_batch=128, is_unified=is_unified, window=8)
     batcher = Batcher(limits, ByteVocabulary(), 0.05)
     batcher.submit(make_sequence(0, [97], limits=limits))
-    run(batcher)
     batcher.submit(make_sequence(1, [98] * 100, limits=limits))
     return batcher
 

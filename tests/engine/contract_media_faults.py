@@ -1,9 +1,9 @@
 """Contract: after a decode with images that did not run, nothing is different."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from runnerd.core.batch import Batch, BatchKind, KVRemove, Span
 from runnerd.core.prompt import Prompt

@@ -4,11 +4,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("llama_cpp")
 

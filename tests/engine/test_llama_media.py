@@ -2,12 +2,12 @@
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("llama_cpp")
 

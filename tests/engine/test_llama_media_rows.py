@@ -1,13 +1,13 @@
 """Rows of images as llama.cpp takes them, and which groups share a call."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 pytest.importorskip("llama_cpp")
 

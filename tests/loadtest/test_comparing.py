@@ -79,6 +79,16 @@ def no_results() -> Results:
     )
 
 
+async def test_only_what_bars_compare_takes_turns_if_that_is_all_that_is_wanted() -> None:
+    log: list[str] = []
+    systems = {name: serving(name, log) for name in ("ours", "llama-server", "python-server")}
+    asked = plan(systems, workload("steady-1"), workload("two-longs"), n_rounds=1)
+    _, workloads = await compared(replace(asked, only_bars=True))
+    assert {each.name: takers(each) for each in workloads} == {
+        "steady-1": ["ours0", "llama-server0"]  # of eight streams alone the third is wanted
+    }
+
+
 async def test_systems_take_turns_each_in_a_process_of_its_own() -> None:
     log: list[str] = []
     systems = {name: serving(name, log) for name in "ab"}

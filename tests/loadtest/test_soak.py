@@ -64,7 +64,9 @@ def anyio_backend() -> str:
     return "asyncio"  # the one that the command runs on
 
 
-def look(n_requests: int, n_bytes: int = 10**7, n_threads: int = 5, text: str = "a") -> Look:
+def look(
+    n_requests: int, n_bytes: int = 10**7, n_threads: int = 5, n_tasks: int = 20, text: str = "a"
+) -> Look:
     return Look(
         holding=Holding(n_requests, n_bytes, n_descriptors=20, n_threads=n_threads),
         is_at_rest=True,
@@ -73,6 +75,7 @@ def look(n_requests: int, n_bytes: int = 10**7, n_threads: int = 5, text: str = 
         n_connections=1,
         n_cells_used=9,
         n_zombies=0,
+        n_tasks=n_tasks,
         text=text,
     )
 
@@ -232,6 +235,12 @@ def test_threads_that_come_and_go_are_no_growth_and_one_that_stays_is() -> None:
     assert missed(replace(SEEN, looks=coming)) == []
     staying = [look(n, n_threads=5 + n // 10 % 2 + n // 60) for n in range(0, 101, 10)]
     assert missed(replace(SEEN, looks=staying)) == ["more threads, by requests"]
+
+
+def test_a_task_that_stays_is_seen() -> None:
+    staying = [look(n, n_tasks=20 + n // 50) for n in range(0, 101, 10)]
+    assert missed(replace(SEEN, looks=staying)) == ["more tasks, by requests"]
+    assert missed(replace(SEEN, connect_looks=staying)) == ["more tasks, by connections"]
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,14 @@ def test_nothing_is_sent_after_a_fatal_error() -> None:
     assert server.receive(STATUS_FRAME) == []
 
 
+def test_no_text_of_a_request_that_was_accepted_follows_a_fatal_error() -> None:
+    client, server = open_pair()
+    server.receive(client.send(Generate(1, "hi")))
+    client.receive(server.send(Accepted(1)) + server.send(ProtocolError("internal", "a bug")))
+    with pytest.raises(LocalProtocolError, match="delta is not legal"):
+        server.send(Delta(1, "a"))
+
+
 def test_nothing_is_read_after_a_fatal_error_of_the_client() -> None:
     client, server = open_pair()
     error = ProtocolError("internal", "gave up")

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from runnerd.engine_thread import EngineThread, _Call
+from runnerd.engine_thread import Call, EngineThread
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +33,38 @@ async def test_a_call_gives_back_what_its_function_returned_or_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await thread.call(lambda: 1 // 0)
     assert await thread.call(lambda: 4) == 4
+    thread.close()
+
+
+async def test_to_let_a_call_begin_is_not_to_wait_for_the_one_before() -> None:
+    thread = EngineThread()
+    may_end = threading.Event()
+    first, second = Call(may_end.wait), Call(lambda: 3)
+    thread.begin(first)
+    thread.begin(second)
+    second.let_begin()
+    may_end.set()
+    with anyio.fail_after(5):
+        assert await first.wait()
+        assert await second.wait() == 3
+    thread.close()
+
+
+async def test_a_call_that_a_function_has_set_behind_its_own_runs_before_others() -> None:
+    thread = EngineThread()
+    order: list[str] = []
+    following = Call(lambda: order.append("following"))
+
+    def lead() -> None:
+        order.append("leading")
+        leading.following = following
+
+    leading = Call(lead)
+    thread.begin(leading)
+    with anyio.fail_after(5):
+        await thread.call(lambda: order.append("other"))
+        await following.wait()
+    assert order == ["leading", "following", "other"]
     thread.close()
 
 
@@ -107,7 +139,7 @@ async def test_closing_ends_the_thread_after_its_calls() -> None:
 
 async def leave_a_call_behind(may_end: threading.Event) -> threading.Thread:
     thread = EngineThread()
-    thread._calls.put(_Call[object](may_end.wait))
+    thread._calls.put(Call[object](may_end.wait))
     return thread._thread
 
 

@@ -197,6 +197,16 @@ async def test_the_writer_waits_for_mail_and_for_the_bell() -> None:
     assert taken == [[Welcome(1, 2)], []]
 
 
+async def test_a_bell_that_rang_before_the_writer_came_is_heard_once() -> None:
+    outbox = Outbox(4, Watcher())
+    outbox.ring()
+    with anyio.fail_after(1):
+        assert await outbox.take() == []
+    with anyio.move_on_after(0) as scope:
+        await outbox.take()
+    assert scope.cancelled_caught
+
+
 @pytest.mark.parametrize(
     ("message", "n_most"),
     [

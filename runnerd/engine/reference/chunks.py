@@ -1,19 +1,21 @@
 """Batches cut into chunks of `n_ubatch` rows, as llama.cpp does; a decode can stop between them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from runnerd.core.batch import Batch, BatchKind, Span
 
 
 def chunks_of(batch: Batch, n_ubatch: int) -> list[Batch]:
     """Cut a batch into chunks that hold its rows in order."""
-    if batch.n_rows <= n_ubatch:
+    n_rows = batch.n_rows
+    if n_rows <= n_ubatch:
         return [batch]
     return [
         Batch(batch.kind, tuple(_rows_of(batch, start, start + n_ubatch)))
-        for start in range(0, batch.n_rows, n_ubatch)
+        for start in range(0, n_rows, n_ubatch)
     ]
 
 

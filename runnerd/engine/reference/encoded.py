@@ -14,10 +14,8 @@ from runnerd.engine.base import EncodedImage
 
 
 def check_encoded(kind: BatchKind, span: Span, n_embd: int, *, one_pass: bool) -> None:
-    """Assert that a span has rows of its medium, whole groups where they must be."""
+    """Assert that a span of encoded media has rows of it, whole groups where they must be."""
     media = span.media
-    if media is None:
-        return
     assert kind is not BatchKind.TOKENS, f"sequence {span.seq_id}: tokens with rows of a medium"
     assert one_pass == (kind is BatchKind.MEDIA_NON_CAUSAL), f"an encoded image in a batch {kind}"
     assert isinstance(media, EncodedImage), f"{type(media).__name__} is no encoded image"

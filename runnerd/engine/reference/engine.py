@@ -98,6 +98,7 @@ class ReferenceEngine:
         self._embedder = Embedder(self._model, options, config.n_embed or config.n_ubatch)
         self._encoder = Encoder(self._model, self._tiling, options, self.faults)
         self._samplers = Samplers()
+        self.model = self._described()  # once: the decode loop asks before each step
         self._is_shifting = False  # as in llama.cpp, until the next decode has begun
         self.last_logits: Floats = np.empty((0, N_VOCAB))
         loading.phase("context")
@@ -112,27 +113,6 @@ class ReferenceEngine:
     def limits(self) -> Limits:
         """See `Engine.limits`."""
         return self._limits
-
-    @property
-    def model(self) -> ModelInfo:
-        """See `Engine.model`. Any context length is as good as another."""
-        return ModelInfo(
-            name="reference",
-            architecture="reference",
-            n_vocab=N_VOCAB,
-            n_ctx_train=self._limits.n_ctx,
-            n_params=self._model.n_params,
-            size_bytes=self._model.n_params * np.dtype(np.float64).itemsize,
-            chat_template=CHAT_TEMPLATE,
-            bos_token=BOS,
-            end_tokens=END_TOKENS,
-            eos_token=END,
-            adapters=self._forward.names,
-            n_embd=self._options.dim,
-            n_embed=self._embedder.n_embed,
-            poolings=POOLINGS,
-            n_image_rows=self._tiling.n_inputs if self._tiling else 0,
-        )
 
     def expand(self, parts: Sequence[Part], *, add_bos: bool = True) -> Prompt:
         """See `Tokenizer.expand`; images are as in `images`, or named as in `media`."""
@@ -184,11 +164,11 @@ class ReferenceEngine:
         """See `Engine.decode`. A batch that breaks the contract is an AssertionError."""
         assert not self._pace.is_closed, "the engine is closed"
         for span in batch.spans:
-            one_pass = self._options.non_causal
-            check_encoded(batch.kind, span, self._options.dim, one_pass=one_pass)
+            if span.media is not None:
+                one_pass = self._options.non_causal
+                check_encoded(batch.kind, span, self._options.dim, one_pass=one_pass)
         seq_ids = [span.seq_id for span in batch.spans if span.wants_logits]
-        for seq_id in seq_ids:
-            self._samplers.check(seq_id)
+        self._samplers.check(seq_ids)
         try:
             self.faults.before_decode()
             self._memory.ledger.find_room(batch)
@@ -196,9 +176,7 @@ class ReferenceEngine:
             self._is_shifting = False  # cells move before room is looked for
             raise
         self.last_logits = self._chunk_by_chunk(batch)
-        for output, seq_id in enumerate(seq_ids):
-            if self.faults.is_nan(seq_id):
-                self.last_logits[output] = np.nan
+        self.last_logits[self.faults.nan_rows(seq_ids)] = np.nan
         sampled, seconds = self._samplers.sample(seq_ids, self.last_logits)
         return Decoded(tuple(sampled), tuple(seconds))
 
@@ -228,6 +206,26 @@ class ReferenceEngine:
         self._encoder.close()
         self.faults.release()
         self._samplers.clear()
+
+    def _described(self) -> ModelInfo:
+        """Return what is loaded. Any context length is as good as another."""
+        return ModelInfo(
+            name="reference",
+            architecture="reference",
+            n_vocab=N_VOCAB,
+            n_ctx_train=self._limits.n_ctx,
+            n_params=self._model.n_params,
+            size_bytes=self._model.n_params * np.dtype(np.float64).itemsize,
+            chat_template=CHAT_TEMPLATE,
+            bos_token=BOS,
+            end_tokens=END_TOKENS,
+            eos_token=END,
+            adapters=self._forward.names,
+            n_embd=self._options.dim,
+            n_embed=self._embedder.n_embed,
+            poolings=POOLINGS,
+            n_image_rows=self._tiling.n_inputs if self._tiling else 0,
+        )
 
     def _chunk_by_chunk(self, batch: Batch) -> Floats:
         """Run a batch chunk by chunk; return the logits of the rows that want them."""

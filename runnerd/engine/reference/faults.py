@@ -1,6 +1,7 @@
 """Faults on demand, so that a test can see what everybody else does about them."""
 
 import threading
+from collections.abc import Sequence
 
 from runnerd.engine.reference.options import ReferenceOptions
 from runnerd.errors import EngineBroken, EngineFailed, NoKVSlot
@@ -47,9 +48,9 @@ class Faults:
         """Make the logits of a sequence NaN from now on."""
         self._nan_seq_ids.add(seq_id)
 
-    def is_nan(self, seq_id: int) -> bool:
-        """Whether the logits of a sequence are to be NaN."""
-        return seq_id in self._nan_seq_ids
+    def nan_rows(self, seq_ids: Sequence[int]) -> list[int]:
+        """Return the rows whose logits are to be NaN, of the rows of these sequences."""
+        return [row for row, seq_id in enumerate(seq_ids) if seq_id in self._nan_seq_ids]
 
     def hang(self) -> None:
         """Let the next decode hang until `release`."""

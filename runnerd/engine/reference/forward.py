@@ -34,7 +34,7 @@ class Forward:
     def run(self, chunk: Batch) -> Floats:
         """Store a chunk's rows, for which there is room; return the logits of those wanted."""
         placement = self._memory.ledger.place(chunk)
-        ends = accumulate(len(span.inputs) for span in chunk.spans)
+        ends = accumulate([len(span.inputs) for span in chunk.spans])
         outputs = [
             end - 1 for end, span in zip(ends, chunk.spans, strict=True) if span.wants_logits
         ]

@@ -78,27 +78,32 @@ class Ledger:
 
     def place(self, batch: Batch) -> Placement:
         """Give rows, for which there is room, the next cells of their slots."""
-        n_ctx = self._limits.n_ctx
-        placement = Placement([], [], [])
+        kind, n_ctx, n_made = batch.kind, self._limits.n_ctx, self._n_made
+        inputs: list[int] = []
+        positions: list[int] = []
+        starts: list[int] = []
         for span in batch.spans:
-            held = self.slot(span.slot_id)
-            assert span.inputs, f"sequence {span.seq_id}: a span without rows"
-            taken = positions_of(batch.kind, span, held.n_past)
-            placement.inputs.extend(span.inputs)
-            placement.positions.extend(taken)
-            placement.starts.append(len(held.positions))
-            held.inputs.extend(span.inputs)
-            held.positions.extend(taken)
-            held.cell_ids.extend(self._new_cells(len(taken)))
-            assert len(held.positions) <= n_ctx > taken[-1], (
-                f"slot {span.slot_id}: {len(held.positions)} inputs up to position {taken[-1]},"
+            held, rows = self.slot(span.slot_id), span.inputs
+            assert rows, f"sequence {span.seq_id}: a span without rows"
+            stored = held.positions
+            starts.append(len(stored))
+            taken = positions_of(kind, span, stored[-1] + 1 if stored else 0)
+            inputs += rows
+            positions += taken
+            held.inputs += rows
+            stored += taken
+            held.cell_ids += range(n_made, n_made + len(rows))
+            n_made += len(rows)
+            assert len(stored) <= n_ctx > stored[-1], (
+                f"slot {span.slot_id}: {len(stored)} inputs up to position {stored[-1]},"
                 f" n_ctx is {n_ctx}"
             )
-        if batch.kind is BatchKind.TOKENS:
-            assert min(placement.inputs) >= 0, f"token {min(placement.inputs)}"
-            assert max(placement.inputs) < N_VOCAB, f"token {max(placement.inputs)} of {N_VOCAB}"
-        self.n_used += len(placement.inputs)
-        return placement
+        if kind is BatchKind.TOKENS:
+            assert min(inputs) >= 0, f"token {min(inputs)}"
+            assert max(inputs) < N_VOCAB, f"token {max(inputs)} of {N_VOCAB}"
+        self._n_made = n_made
+        self.n_used += len(inputs)
+        return Placement(inputs, positions, starts)
 
     def remove(self, slot_id: int, cells: slice) -> None:
         """Forget cells; those after them move up."""

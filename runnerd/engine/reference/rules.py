@@ -28,7 +28,7 @@ def positions_of(kind: BatchKind, span: Span, n_past: int) -> Sequence[int]:
     """
     if kind is BatchKind.TOKENS:
         assert span.pos == n_past, f"slot {span.slot_id}: row at {span.pos}, next is {n_past}"
-        return range(n_past, n_past + len(span.inputs))
+        return (n_past,) if len(span.inputs) == 1 else range(n_past, n_past + len(span.inputs))
     rows = range(span.row0, span.row0 + len(span.inputs))
     keys = tuple(media_key(span.media_id, row) for row in rows)
     assert span.inputs == keys, f"medium {span.media_id}: the inputs are not its rows {rows}"

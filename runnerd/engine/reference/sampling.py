@@ -133,16 +133,17 @@ class Samplers:
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence's sampler."""
-        self.check(seq_id)
+        self.check([seq_id])
         del self._open[seq_id]
 
     def clear(self) -> None:
         """Forget every sampler."""
         self._open.clear()
 
-    def check(self, seq_id: int) -> None:
-        """Assert that a sequence has a sampler."""
-        assert seq_id in self._open, f"sampler {seq_id} is not open"
+    def check(self, seq_ids: Sequence[int]) -> None:
+        """Assert that sequences have samplers."""
+        for seq_id in seq_ids:
+            assert seq_id in self._open, f"sampler {seq_id} is not open"
 
     def sample(self, seq_ids: Sequence[int], rows: Floats) -> tuple[list[Sampled], list[float]]:
         """Pick the next token of each sequence from its row, and say how long each took."""
