@@ -190,6 +190,15 @@ class DecodeLoop:
         except BaseException as err:
             self._fail(str(err) if isinstance(err, EngineBroken) else "the decode loop has ended")
             raise
+        finally:
+            await self._outlast()
+
+    async def _outlast(self) -> None:
+        """Wait for what the engine still runs of steps that are not recorded any more."""
+        while self._run is not None:
+            with anyio.CancelScope(shield=True):
+                await self._run.done.wait()
+            self._run = self._run.following
 
     async def _follow(self) -> None:
         """Record a step that runs, and those that the engine begins behind it."""
@@ -201,8 +210,8 @@ class DecodeLoop:
                 self._tell()
                 result = await run.wait()
             finally:
-                self._run = run.following
                 self._watch.end()
+            self._run = run.following
             self._resume()
             if self._has_given_up:
                 return

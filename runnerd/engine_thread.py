@@ -38,10 +38,12 @@ class Call(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Run the function, on the engine's thread."""
+        """Run the function, on the engine's thread, and hold it no more: it may hold us."""
         self._begun.release()
+        function = self._function
+        del self._function
         try:
-            self._result = self._function()
+            self._result = function()
         except BaseException as err:  # handed to the caller, who waits for it
             self._error = err
 

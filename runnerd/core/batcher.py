@@ -201,7 +201,7 @@ class Batcher:
         """Whether the successor of the step in flight may be begun before that is committed."""
         step = self.in_flight
         return step is not None and may_have_successor(
-            step, self._sequences, self.residency.ledger, self.limits
+            step, self._sequences, self.residency, self.limits.n_ctx
         )
 
     def follow(

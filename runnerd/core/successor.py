@@ -7,9 +7,9 @@ the batcher makes of the step before: nobody ends there, by its own token, joins
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 
-from runnerd.core.batch import Batch, BatchKind, Limits, Sampled, SampleFault, Span, Step
+from runnerd.core.batch import Batch, BatchKind, Sampled, SampleFault, Span, Step
 from runnerd.core.emission import n_generated_limit
-from runnerd.core.kv import KVLedger
+from runnerd.core.residency import Residency
 from runnerd.core.sequence import Sequence
 
 
@@ -28,18 +28,19 @@ def successor(step: Step, sampled: Several[Sampled], is_end: Callable[[int], boo
 
 
 def may_have_successor(
-    step: Step, sequences: Mapping[int, Sequence], ledger: KVLedger, limits: Limits
+    step: Step, sequences: Mapping[int, Sequence], residency: Residency, n_ctx: int
 ) -> bool:
     """Whether all that there is to know of the next step is which tokens this one gives.
 
-    `sequences` are all that have not ended, those that wait included.
+    `sequences` are all that have not ended, those that wait included. Where there are edits by
+    now, they are to be known as well: they wait for a step that is planned.
     """
-    if len(step.batches) != 1:
+    if len(step.batches) != 1 or residency.edits:
         return False
     spans = step.batches[0].spans
-    if len(spans) != len(sequences) or ledger.n_free < 2 * len(spans):
+    if len(spans) != len(sequences) or residency.ledger.n_free < 2 * len(spans):
         return False
-    return all(_goes_on(sequences[span.seq_id], limits.n_ctx) for span in spans)
+    return all(_goes_on(sequences[span.seq_id], n_ctx) for span in spans)
 
 
 def _goes_on(sequence: Sequence, n_ctx: int) -> bool:

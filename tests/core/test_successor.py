@@ -4,7 +4,15 @@ from random import Random
 
 import pytest
 
-from runnerd.core.batch import Logprobs, Sampled, SampleFault, Step
+from runnerd.core.batch import (
+    CheckpointDrop,
+    CheckpointSave,
+    Logprobs,
+    Sampled,
+    SampleFault,
+    Step,
+    StepResult,
+)
 from runnerd.core.batcher import Batcher
 from runnerd.core.prompt import Prompt
 from runnerd.core.sequence import Options, Sequence
@@ -12,6 +20,7 @@ from runnerd.core.successor import successor
 from tests.core.simulation import Simulation
 from tests.helpers import (
     END,
+    ByteVocabulary,
     endings,
     make_batcher,
     make_limits,
@@ -134,6 +143,28 @@ def test_not_without_cells_for_both_steps() -> None:
     assert following is not None
     batcher.follow(step, result_of(step, lambda _: 65), 0.0, 0.01, following)
     assert not batcher.may_run_ahead
+
+
+def test_not_before_a_checkpoint_is_dropped_that_took_more_than_there_is() -> None:
+    limits = make_limits(can_rewind=False, can_shift=False)
+    batcher = Batcher(limits, ByteVocabulary(), 0.05, checkpoint_budget_bytes=10)
+    batcher.submit(make_sequence(0, [1], limits=limits))
+    batcher.submit(make_sequence(1, range(30), limits=limits))
+    run_step(batcher)
+    batcher.end(1, "cancelled")
+    step = batcher.plan(0.0)
+    assert step is not None
+    (made,) = (edit for edit in step.edits if isinstance(edit, CheckpointSave))
+    assert batcher.may_run_ahead
+    following = next_of(batcher, 65)
+    assert following is not None
+    batcher.follow(
+        step, StepResult(1, (65,), saved=((made.checkpoint_id, 20),)), 0.0, 0.01, following
+    )
+    assert not batcher.may_run_ahead
+    batcher.commit(following, result_of(following, lambda _: 65), 0.0, 0.01)
+    step, _ = run_step(batcher)
+    assert step.edits == (CheckpointDrop(made.checkpoint_id),)
 
 
 # --- what becomes of it --------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """A step on the engine's thread, and the one that the thread begins by itself."""
 
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import anyio
@@ -98,3 +100,21 @@ async def test_an_error_of_the_successor_is_its_own(thread: EngineThread) -> Non
     assert run.following is not None
     with pytest.raises(EngineBroken):
         await run.following.wait()
+
+
+async def test_nothing_is_left_of_runs_that_are_over(thread: EngineThread) -> None:
+    """Each knows the next: what is left of one is left of all behind it."""
+    run = run_of(Counting("layers=0"), may_lead=True)
+    thread.begin(run)
+    await run.wait()
+    following = run.following
+    assert following is not None
+    await following.wait()
+    await thread.call(lambda: None)
+    gone = weakref.ref(run), weakref.ref(following)
+    gc.disable()
+    try:
+        del run, following
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
