@@ -1,8 +1,13 @@
 """What all tests share."""
 
 import pytest
+from hypothesis import settings
 
 from tests.own_children import forget_earlier
+
+# How long an example takes says nothing on a machine with other work.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # The contract suite and the helpers assert too: show what they compared.
 pytest.register_assert_rewrite("tests.engine", "tests.core", "tests.helpers")

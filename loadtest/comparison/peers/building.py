@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import files
 from pathlib import Path
@@ -143,9 +143,10 @@ def _pip(command: str) -> list[str]:
 
 
 def _run(command: Sequence[str], log: Path) -> None:
-    """Run a command to its end, with all that it says in a file."""
+    """Run a command to its end, with all that it says in a file; from the main thread."""
     with (
         log.open("wb") as output,
+        _held_signals() as let_through,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -155,6 +156,7 @@ def _run(command: Sequence[str], log: Path) -> None:
         ) as process,
     ):
         try:
+            let_through()
             code = process.wait()
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)  # or compilers would go on by themselves
@@ -163,6 +165,30 @@ def _run(command: Sequence[str], log: Path) -> None:
         raise PeerUnavailable(
             f"`{' '.join(command[:4])} ...` has ended with status {code}; from {log}:\n{tail(log)}"
         )
+
+
+@contextmanager
+def _held_signals() -> Iterator[Callable[[], None]]:
+    """Hold back what would end us until the yielded function is called, or the block is left.
+
+    An exception amid the start of a process would leave that to itself.
+    """
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+
+    def let_through() -> None:
+        while before:
+            signal.signal(*before.popitem())
+        while held:
+            signal.raise_signal(held.pop())
+
+    try:
+        yield let_through
+    finally:
+        let_through()
 
 
 @contextmanager
