@@ -47,7 +47,13 @@ KV = Annotated[
     Literal["auto", "split", "unified"],
     typer.Option(help="A part of the KV cache for each slot, or one for all."),
 ]
-FlashAttn = Annotated[Literal["auto", "on", "off"], typer.Option(help="Flash attention.")]
+FlashAttn = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(
+        help="Flash attention. Less memory; on a CPU slow beside long contexts, so that auto is off"
+        " where the rest takes up to 512 MiB."
+    ),
+]
 KVTypeName = Annotated[
     KVType,
     typer.Option(

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_a_plan_is_what_a_load_takes() -> None:
-    check_plan(EngineConfig(MODEL or "", n_ctx=2048, n_threads=2))
+    check_plan(EngineConfig(MODEL or "", n_ctx=2048, flash_attn="on", n_threads=2))
 
 
 def test_a_plan_is_what_a_quantised_cache_takes() -> None:

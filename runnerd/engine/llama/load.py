@@ -146,6 +146,7 @@ def load_placed(
         n_threads=shape.n_threads,
         kv="unified" if shape.unified else "split",
         kv_type=shape.kv_type,
+        flash_attn=config.flash_attn,
         n_cells=shape.n_cells,
         needed_bytes=memory.needed_bytes,
         warm_up_ms=round((monotonic() - started_at) * 1e3, 1),

@@ -18,6 +18,7 @@ from runnerd.engine.llama.gguf_parts import with_all_parts
 from runnerd.engine.llama.host_memory import attention_work_bytes, host_bytes
 from runnerd.engine.llama.kv_type import WITHOUT_FLASH_ATTENTION, choose_kv_type
 from runnerd.engine.llama.mmproj import check_mmproj
+from runnerd.engine.llama.on_cpu import settled_on_cpu
 from runnerd.engine.llama.plan_build import Extras, make_plan
 from runnerd.engine.llama.plan_fit import largest_n_ctx
 from runnerd.engine.llama.plan_layers import n_vocab_of
@@ -44,10 +45,10 @@ def plan_llama(config: EngineConfig) -> MemoryPlan:
     adapters = [check_adapter(name, path, header) for name, path in config.adapters]
     beside = Extras(main_memory(), sum(each.size_bytes for each in adapters), projector_bytes)
     devices = find_devices(config.devices)
-    config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=not devices))
     if not devices:
         check_no_devices(config)
-        return _probed(config, header, MAIN_MEMORY, beside)
+        return _probed(settled_on_cpu(config, header), header, MAIN_MEMORY, beside)
+    config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=False))
     config, request = settle(config, header, devices, projector_bytes)
     plan = _probed(config, header, place(request, devices), beside)
     free_choice = replace(request, n_gpu_layers=None, tensor_split=())

@@ -12,6 +12,7 @@ from runnerd.engine.device import Device
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.kv_type import choose_kv_type
 from runnerd.engine.llama.offload import load_with_back_off, request_of
+from runnerd.engine.llama.on_cpu import settled_on_cpu
 from runnerd.engine.llama.plan_build import Extras, make_plan
 from runnerd.engine.llama.plan_layers import output_copy_bytes
 from runnerd.engine.llama.probe import probing
@@ -41,7 +42,9 @@ def load_on_devices(
     """
 
     def load_placed(placement: Placement) -> T:
-        return load_once(settled if placement.devices else _on_cpu(config, header), placement)
+        if placement.devices:
+            return load_once(settled, placement)
+        return load_once(settled_on_cpu(config, header), placement)
 
     if devices:
         kv_type = choose_kv_type(config, header, on_cpu=False)
@@ -63,10 +66,6 @@ def check_no_devices(config: EngineConfig) -> None:
         raise ConfigError(f"tensor-split has {len(config.tensor_split)} shares for no devices")
     if config.n_gpu_layers:
         log.warning("placement.no_devices", n_gpu_layers=config.n_gpu_layers)
-
-
-def _on_cpu(config: EngineConfig, header: GGUFHeader) -> EngineConfig:
-    return replace(config, kv_type=choose_kv_type(config, header, on_cpu=True))
 
 
 def settle(

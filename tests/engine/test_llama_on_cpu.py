@@ -1,0 +1,45 @@
+"""What is settled for a model in main memory."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from runnerd.engine.base import EngineConfig
+from runnerd.engine.llama.gguf import GGUFHeader
+from runnerd.engine.llama.on_cpu import settled_on_cpu
+
+CONFIG = EngineConfig("", n_slots=2, n_ctx=4096)
+
+
+def header(n_heads: int = 8) -> GGUFHeader:
+    metadata = {
+        "llama.context_length": 65_536,
+        "llama.embedding_length": 64 * n_heads,
+        "llama.attention.head_count": n_heads,
+    }
+    return GGUFHeader(0, 3, "llama", 0, metadata)
+
+
+def flash_attn_of(config: EngineConfig, n_heads: int = 8) -> str:
+    return settled_on_cpu(config, header(n_heads)).flash_attn
+
+
+def test_short_passes_are_faster_without_flash_attention() -> None:
+    assert flash_attn_of(CONFIG) == "off"
+
+
+@pytest.mark.parametrize("asked", ["on", "off"])
+def test_what_is_asked_for_is_done(asked: Literal["on", "off"]) -> None:
+    assert flash_attn_of(replace(CONFIG, flash_attn=asked)) == asked
+
+
+def test_it_saves_memory_where_there_would_be_much_to_keep() -> None:
+    assert flash_attn_of(CONFIG, n_heads=40) == "off"
+    assert flash_attn_of(CONFIG, n_heads=48) == "auto"
+    assert flash_attn_of(replace(CONFIG, n_ubatch=256), n_heads=48) == "off"
+    assert flash_attn_of(replace(CONFIG, n_ctx=32_768)) == "auto"
+
+
+def test_a_quantised_cache_needs_it() -> None:
+    assert flash_attn_of(replace(CONFIG, kv_type="q8_0")) == "auto"
