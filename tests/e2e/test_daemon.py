@@ -15,15 +15,17 @@ import pytest
 from anyio import to_thread
 from anyio.abc import UNIXSocketStream
 
-from runnerd.client import Client, ConnectionLost, RequestFailed, attach, connect
+from runnerd.client import ConnectionLost, RequestFailed, attach, connect
 from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import Generate, Hello
 from tests.daemon_process import RUNNERD, START_S, start_daemon_process
+from tests.e2e.asking import Answer, ask, ask_all
 from tests.statuses import is_idle, is_stalled, until_status
 
 pytestmark = pytest.mark.anyio
 
 SLOW = "layers=0,step_ms=2"
+N_TOKENS = 24
 
 # A client that can be killed with no regard for anybody: it imports nothing of ours.
 DOOMED_CLIENT = """
@@ -196,33 +198,30 @@ async def test_whoever_waits_is_told_before_a_failing_daemon_exits(
         assert await daemon.exit_code(within_s=5) == exit_code
 
 
+def alike(alone: Answer, together: Answer, nats: float) -> int:
+    """Return how many tokens are the same, up to where two were within `nats` of being chosen."""
+    for n_alike, (one, other) in enumerate(zip(alone.logprobs, together.logprobs, strict=True)):
+        if abs(one.top[0].logprob - one.top[1].logprob) < nats:
+            return n_alike
+        assert one.token == other.token, f"token {n_alike}: {one} alone, {other} with others"
+    return N_TOKENS
+
+
+# Without flash attention, as on a CPU by default, the last bits of a row depend on what else is in
+# the pass, and so does what is all but equally likely.
 @pytest.mark.llama
-@pytest.mark.parametrize("flash_attn", ["on", "auto"])
-async def test_16_streams_of_a_real_model_equal_each_alone(flash_attn: str) -> None:
+@pytest.mark.parametrize(("flash_attn", "nats"), [("on", 0.0), ("auto", 0.1)])
+async def test_16_streams_of_a_real_model_equal_each_alone(flash_attn: str, nats: float) -> None:
     subjects = "rain sun snow sea fire stone wood iron bread salt tea glass rope ink wool gold"
     prompts = [f"The story of {subject} begins" for subject in subjects.split()]
     # One thread: two would wait for each other on a machine that has other things to do.
     options = ("--slots=16", "--ctx=256", "--threads=1", f"--flash-attn={flash_attn}")
-
-    async def tokens(client: Client, prompt: str) -> list[int]:
-        async with client.generate(
-            prompt, max_tokens=24, temperature=0.0, return_tokens=True
-        ) as stream:
-            return [token async for delta in stream for token in delta.tokens]
-
-    together: dict[str, list[int]] = {}
-
-    async def note(client: Client, prompt: str) -> None:
-        together[prompt] = await tokens(client, prompt)
-
+    wanted = {"max_tokens": N_TOKENS, "temperature": 0.0, "logprobs": 2}
     async with (
         start_daemon_process("smollm2", *options, engine="llama") as daemon,
         connect(daemon.path) as client,
     ):
-        async with anyio.create_task_group() as tasks:
-            for prompt in prompts:
-                tasks.start_soon(note, client, prompt)
-        alone = {prompt: await tokens(client, prompt) for prompt in prompts}
-        differing = [prompt for prompt in prompts if alone[prompt] != together[prompt]]
-        assert differing == []
-        assert all(len(t) == 24 for t in alone.values())
+        together = await ask_all(client, [(prompt, wanted) for prompt in prompts])
+        alone = [await ask(client, prompt, **wanted) for prompt in prompts]
+    n_alike = [alike(one, other, nats) for one, other in zip(alone, together, strict=True)]
+    assert sum(n_alike) >= (N_TOKENS if nats == 0.0 else 4) * len(prompts)
