@@ -36,7 +36,11 @@ def wait(measure: Callable[[], Coroutine[None, None, T]], time_limit_s: float) -
 
 
 def heed_sigterm() -> None:
-    """Let SIGTERM do what Ctrl-C does: blocks are left, and what they have started ends."""
+    """Let SIGTERM do what Ctrl-C does: blocks are left, and what they have started ends.
+
+    Also in the background of a shell, which has its jobs ignore that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 

@@ -171,9 +171,12 @@ def test_two_builds_do_not_meddle_with_each_other(tools: Path, tmp_path: Path) -
 
 
 @needs_bindings
+@pytest.mark.parametrize("starts_in", ["foreground", "background"])
 def test_a_build_that_is_told_to_end_leaves_nobody_behind(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts_in: str, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_background = starts_in == "background"  # of a shell: SIGINT is ignored there
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if is_background else signal.SIG_DFL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built(places().folder)
     pipe = tmp_path / "pipe"
@@ -185,6 +188,7 @@ def test_a_build_that_is_told_to_end_leaves_nobody_behind(
         stderr=subprocess.DEVNULL,
         cwd=Path(__file__).parents[3],
     ) as building:
+        signal.signal(signal.SIGINT, before)
         family = Family(int(pipe.read_text()))
         building.send_signal(signal.SIGTERM)
         assert family.has_ended()
