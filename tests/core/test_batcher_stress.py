@@ -105,4 +105,5 @@ def test_every_property_holds_over_many_steps(seed: int) -> None:
         else:
             sim.commit(lambda _: fault_or_token(rng.randrange(2**20)), rng.random() * 0.1)
     sim.drain(lambda _: rng.choice((97, 98, 0)))
+    assert sim.batcher.seq_ids == ()
     sim.replay()

@@ -51,9 +51,12 @@ def test_what_is_stored_is_told_span_by_span(n_chunks: int, expected: tuple[int,
 def test_a_decode_with_fewer_chunks_runs_to_its_end() -> None:
     with reference(n_ubatch=8) as engine:
         open_greedy(engine, 0)
+        feed_tokens(engine, TEXT[:16], 0)
+        expected = feed_tokens(engine, TEXT[16:], 16)
+        engine.apply([KVRemove(0, 0)])
         engine.faults.abort_after(2)
         feed_tokens(engine, TEXT[:16], 0)
-        feed_tokens(engine, TEXT[16:], 16)
+        assert feed_tokens(engine, TEXT[16:], 16) == expected
 
 
 def test_an_image_read_row_after_row_is_stored_in_part() -> None:

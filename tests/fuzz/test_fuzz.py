@@ -47,11 +47,14 @@ def test_inputs_that_are_changed_at_random_are_survived(target: Target) -> None:
             changed = target.mutate(draw.choice(inputs), target.max_bytes, draw.randrange(2**32))
             run_or_show(run, changed)
             inputs.append(changed)
+    assert len(inputs) == len(target.corpus) + N_RUNS[target.name]
 
 
 def test_a_daemon_on_trio_survives_the_corpus() -> None:
+    corpus = TARGETS["live"].corpus
+    assert corpus
     with live.opened("trio") as run:
-        for path in TARGETS["live"].corpus:
+        for path in corpus:
             run_or_show(run, path.read_bytes())
 
 

@@ -33,7 +33,7 @@ from runnerd_protocol.messages import (
     Hello,
     Status,
 )
-from tests.daemon import running_daemon
+from tests.daemon import PATIENCE_S, running_daemon
 
 GROUND = Ground(
     n_ctx=64,
@@ -208,6 +208,10 @@ async def test_connections_come_and_go_in_every_way() -> None:
     async with running_daemon() as daemon:
         await come_and_go(daemon.path, seed=1, n_connections=60)
         await daemon.has_all_slots()
+        with anyio.fail_after(PATIENCE_S):
+            await daemon.until(lambda: daemon.server.n_connections == 0)
+        assert daemon.runner.batcher is not None
+        assert daemon.runner.batcher.seq_ids == ()
 
 
 # --- what is a failure ---------------------------------------------------------------------
