@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +139,20 @@ def test_a_model_that_is_not_there_has_a_status_of_its_own(tmp_path: Path) -> No
     ended = run("plan", str(tmp_path / "no.gguf"))
     assert ended.code == 66, ended
     assert "no.gguf" in ended.err
+
+
+@needs_model
+@pytest.mark.parametrize("mib", [650, 800])
+def test_what_fits_with_flash_attention_fits_where_that_is_left_open(mib: int) -> None:
+    """A limit between what a pass takes with it and without."""
+    limited = f"ulimit -v {mib * 1024}; exec {sys.executable} -m runnerd plan smollm2 --ctx 8192"
+    codes = [
+        subprocess.run(
+            ["sh", "-c", f"{limited} --slots 1 --threads 2 --flash-attn {wanted}"],
+            check=False,
+            capture_output=True,
+            timeout=120,
+        ).returncode
+        for wanted in ("on", "auto")
+    ]
+    assert codes == [0, 0]

@@ -21,8 +21,8 @@ def header(n_heads: int = 8) -> GGUFHeader:
     return GGUFHeader(0, 3, "llama", 0, metadata)
 
 
-def flash_attn_of(config: EngineConfig, n_heads: int = 8) -> str:
-    return settled_on_cpu(config, header(n_heads)).flash_attn
+def flash_attn_of(config: EngineConfig, n_heads: int = 8, free_bytes: int = 1 << 40) -> str:
+    return settled_on_cpu(config, header(n_heads), free_bytes).flash_attn
 
 
 def test_short_passes_are_faster_without_flash_attention() -> None:
@@ -39,6 +39,11 @@ def test_it_saves_memory_where_there_would_be_much_to_keep() -> None:
     assert flash_attn_of(CONFIG, n_heads=48) == "auto"
     assert flash_attn_of(replace(CONFIG, n_ubatch=256), n_heads=48) == "off"
     assert flash_attn_of(replace(CONFIG, n_ctx=32_768)) == "auto"
+
+
+def test_it_saves_memory_where_there_is_little() -> None:
+    assert flash_attn_of(CONFIG, free_bytes=2**30) == "off"
+    assert flash_attn_of(CONFIG, free_bytes=2**28) == "auto"
 
 
 def test_a_quantised_cache_needs_it() -> None:

@@ -4,25 +4,29 @@ from dataclasses import replace
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.engine.llama.host_memory import attention_work_bytes
+from runnerd.engine.llama.host_memory import attention_work_bytes, headroom_bytes
 from runnerd.engine.llama.kv_type import choose_kv_type
-from runnerd.engine.llama.shape import plan_shape
+from runnerd.engine.llama.shape import kv_bytes, plan_shape
 
 # Scores of 4 bytes and weights of 2 by head, row and cell: 32 heads, 512 rows and 5461 cells.
 MOST_ATTENTION_BYTES = 512 << 20
+AMPLE = 3  # times that is to be free for it: what else a pass takes is not known here
 
 
-def settled_on_cpu(config: EngineConfig, header: GGUFHeader) -> EngineConfig:
+def settled_on_cpu(config: EngineConfig, header: GGUFHeader, free_bytes: int) -> EngineConfig:
     """Return the configuration without "auto" flash attention, if something else is faster.
+
+    `free_bytes` of main memory are free: where they are few, flash attention saves some.
 
     Raises:
         ConfigError: a size is beyond the model's or llama.cpp's bounds.
     """
     config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=True))
-    return replace(config, flash_attn="off") if _is_better_off(config, header) else config
+    is_better_off = _is_better_off(config, header, free_bytes)
+    return replace(config, flash_attn="off") if is_better_off else config
 
 
-def _is_better_off(config: EngineConfig, header: GGUFHeader) -> bool:
+def _is_better_off(config: EngineConfig, header: GGUFHeader, free_bytes: int) -> bool:
     """Whether flash attention is to be decided here, costs time, and saves little memory.
 
     The CPU's is slow for less than 64 rows of a sequence: beside 2000 cells a row takes 39 ms of
@@ -30,4 +34,7 @@ def _is_better_off(config: EngineConfig, header: GGUFHeader) -> bool:
     """
     if config.flash_attn != "auto" or config.kv_type != "f16":
         return False
-    return 3 * attention_work_bytes(header, plan_shape(config, header)) <= MOST_ATTENTION_BYTES
+    shape = plan_shape(config, header)
+    n_bytes = 3 * attention_work_bytes(header, shape)
+    taken = header.size_bytes + (kv_bytes(shape, header) or 0) + headroom_bytes(shape.n_threads)
+    return n_bytes <= MOST_ATTENTION_BYTES and free_bytes - taken >= AMPLE * n_bytes

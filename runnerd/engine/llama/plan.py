@@ -29,6 +29,7 @@ from runnerd.engine.llama.repack import repacked
 from runnerd.engine.llama.settle import check_no_devices, settle
 from runnerd.engine.llama.shape import ContextShape, plan_shape
 from runnerd.engine.main_memory import main_memory
+from runnerd.engine.memory import available_bytes
 from runnerd.engine.memory_plan import MemoryPlan
 from runnerd.engine.placement import MAIN_MEMORY, Placement, place
 
@@ -47,7 +48,8 @@ def plan_llama(config: EngineConfig) -> MemoryPlan:
     devices = find_devices(config.devices)
     if not devices:
         check_no_devices(config)
-        return _probed(settled_on_cpu(config, header), header, MAIN_MEMORY, beside)
+        config = settled_on_cpu(config, header, available_bytes())
+        return _probed(config, header, MAIN_MEMORY, beside)
     config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=False))
     config, request = settle(config, header, devices, projector_bytes)
     plan = _probed(config, header, place(request, devices), beside)
