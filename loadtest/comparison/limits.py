@@ -7,6 +7,8 @@ costs nothing.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from loadtest.comparison.exchange import PeerUnavailable, Setup
 from loadtest.comparison.figures import Figures
 from loadtest.comparison.peers.batched_bench import BenchRun, run_batched_bench
@@ -16,6 +18,7 @@ from loadtest.streams.raw import run_raw
 from loadtest.streams.recording import Load, ModelSetup
 
 DELTA_STREAMS, DELTA_TOKENS = 64, 512  # enough that deltas, not steps, are what costs time
+N_ROUNDS = 5  # of half a second each: one alone says little
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ async def engine_free(_setup: Setup, steady: Steady) -> Measured:
     Raises:
         ClientError: the daemon has ended early.
     """
-    steps = await run_engine_free(_load(steady.n_streams, 16, DELTA_TOKENS))
-    deltas = await run_engine_free(_load(DELTA_STREAMS, 16, DELTA_TOKENS))
+    load = replace(_load(steady.n_streams, 16, DELTA_TOKENS), n_rounds=N_ROUNDS)
+    steps = await run_engine_free(load)
+    deltas = await run_engine_free(replace(load, n_streams=DELTA_STREAMS))
     return Measured(
         {"step_ms": steps.median.step_ms, "deltas_per_s": deltas.median.deltas_per_s},
         ["python", "-m", "loadtest", "run", "--engine-free"],

@@ -22,6 +22,8 @@ Kind = Literal["decode", "embed"]
 
 TOLERATED_CORES = 0.25  # a process at nice 10 takes a tenth of a core: not worth a whole one
 LOST_S = 0.06  # core seconds beyond that: some time slices, or one pass that has collapsed
+STOP_S = 0.1  # the same for a pass that is not over: to stop it costs what it was about to store
+STOP_SHARE = 0.1  # of the time of such a pass: it has done too much to be stopped for less
 WORTH = 0.95  # of the time before: what fewer threads have to do with
 JUDGED_S, N_JUDGED = 0.15, 3  # passes with fewer threads are judged by no less
 UNDECIDED_S = 2.0  # where no passes are alike, fewer threads stay after so long
@@ -38,12 +40,16 @@ WIDTHS_PER_OCTAVE = 8  # passes are alike if their rows differ by a twelfth at m
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """A forward pass: its rows, how long it took, and the CPU time of the whole process."""
+    """A forward pass: its rows, how long it took, and the CPU time of the whole process.
+
+    One that is not whole was stopped, for the cores that its threads had not had.
+    """
 
     kind: Kind
     n_rows: int
     wall_s: float
     cpu_s: float
+    is_whole: bool = True
 
 
 @dataclass(slots=True)
@@ -130,13 +136,24 @@ class ThreadGovernor:
         if now >= self._tolerates_until:
             self._tolerated = TOLERATED_CORES
         self._shortage.add(passed, self.n_threads - self._tolerated)
-        self._recent.add(passed)
-        if self._trial is not None:
-            self._trial.passes.add(passed)
-        if self._shortage.lost_s >= LOST_S and self.n_threads > 1:
-            self._lower(now)
+        if passed.is_whole:
+            self._recent.add(passed)
+            if self._trial is not None:
+                self._trial.passes.add(passed)
+        if not passed.is_whole:
+            self._lower(passed.cpu_s / passed.wall_s, now)
+        elif self._shortage.lost_s >= LOST_S and self.n_threads > 1:
+            self._lower(self._shortage.n_had, now)
         elif self._trial is not None:
             self._judge(self._trial, now)
+
+    def should_stop(self, wall_s: float, cpu_s: float) -> bool:
+        """Whether a pass that goes on has lost so much by now that fewer threads should end it.
+
+        Another thread may ask during a pass.
+        """
+        lost_s = (self.n_threads - self._tolerated) * wall_s - cpu_s
+        return self.n_threads > 1 and lost_s >= max(STOP_S, STOP_SHARE * wall_s)
 
     def wants_probe(self, now: float) -> bool:
         """Whether it is time to see if there is a core to spare."""
@@ -155,12 +172,12 @@ class ThreadGovernor:
         self._raised_at = now
         self._probe_at = now + HOLD_S
 
-    def _lower(self, now: float) -> None:
+    def _lower(self, n_had: float, now: float) -> None:
         """Try so many threads as have had a core, one less at least."""
         is_again = now - self._raised_at < SOON_S
         self._hold_s = min(2 * self._hold_s, MAX_FLAPPING_S) if is_again else HOLD_S
         self._probe_at = now + self._hold_s
-        n_had, n_before, before = self._shortage.n_had, self.n_threads, self._recent
+        n_before, before = self.n_threads, self._recent
         self._use(max(1, min(n_before - 1, floor(n_had + TOLERATED_CORES))))
         self._trial = _Trial(now, before, n_before, n_before - n_had)
 

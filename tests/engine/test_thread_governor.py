@@ -196,3 +196,49 @@ def test_passes_for_embeddings_are_not_compared_with_those_of_a_generation() -> 
     for number in range(10):
         governor.observe(PassTime("embed", 8, 0.7, 0.7), 1.2 + 0.7 * number)
     assert governor.n_threads == 1
+
+
+@pytest.mark.parametrize("n_threads", [2, 4, 16])
+def test_a_pass_beside_a_busy_process_is_to_be_stopped_within_half_a_second(n_threads: int) -> None:
+    governor = ThreadGovernor(n_threads)
+    looks = [0.05 * number for number in range(1, 11)]
+    stops = [governor.should_stop(wall_s, (n_threads - 0.5) * wall_s) for wall_s in looks]
+    assert not any(stops[:3])
+    assert stops[-1]
+
+
+def test_a_pass_that_has_done_much_is_not_stopped_for_little() -> None:
+    governor = ThreadGovernor(2)
+    lost_s = 0.4  # beyond what is tolerated, at most
+    assert governor.should_stop(1.0, 2.0 - 0.25 - lost_s)
+    assert not governor.should_stop(5.0, 10.0 - 5 * 0.25 - lost_s)
+
+
+def test_a_pass_whose_threads_have_their_cores_is_not_stopped() -> None:
+    governor = ThreadGovernor(2)
+    assert not governor.should_stop(60.0, 119.0)
+
+
+def test_a_pass_of_one_thread_is_not_stopped() -> None:
+    governor = ThreadGovernor(1)
+    assert not governor.should_stop(60.0, 1.0)
+
+
+def test_what_was_not_worth_fewer_threads_is_not_worth_a_stop() -> None:
+    governor = ThreadGovernor(2)
+    SharedMachine(2, quota=1.3).run(governor, [8], until=20)
+    assert not governor.should_stop(2.0, 2.6)
+
+
+def test_after_a_pass_that_was_stopped_there_are_fewer_threads_whatever_was_lost() -> None:
+    governor = ThreadGovernor(4)
+    governor.observe(PassTime("decode", 512, 0.5, 2.0, is_whole=False), 0.5)
+    assert governor.n_threads == 3
+
+
+def test_passes_are_not_compared_with_one_that_was_stopped() -> None:
+    governor = ThreadGovernor(2)
+    governor.observe(PassTime("decode", 512, 0.5, 0.7, is_whole=False), 0.5)
+    for number in range(10):
+        governor.observe(PassTime("decode", 512, 4.0, 4.0), 4.5 + 4.0 * number)
+    assert governor.n_threads == 1

@@ -8,6 +8,7 @@ or not. Only the CPU backend asks: elsewhere a pass runs to its end.
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from runnerd.engine.llama.library import lib, muted
 
@@ -20,6 +21,8 @@ class AbortSwitch:
 
     def __init__(self, *contexts: int) -> None:
         self._text = ctypes.create_string_buffer(2)  # of which the second byte stays 0
+        self._lock = Lock()
+        self._is_wanted = self._gives_way = False
         for context in contexts:
             self.attach(context)
 
@@ -59,6 +62,22 @@ class AbortSwitch:
             finally:
                 self.attach(context)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether `set` has passes stopped."""
+        return self._is_wanted
+
     def set(self, wanted: bool) -> None:
         """Stop the pass in progress and those to come, or let them run again."""
-        self._text[0] = int(wanted).to_bytes()
+        with self._lock:
+            self._is_wanted = wanted
+            self._update()
+
+    def give_way(self, wanted: bool) -> None:
+        """Stop passes for a reason of the engine's own; `set` neither ends that nor is ended."""
+        with self._lock:
+            self._gives_way = wanted
+            self._update()
+
+    def _update(self) -> None:
+        self._text[0] = int(self._is_wanted or self._gives_way).to_bytes()

@@ -91,8 +91,14 @@ class Embedder:
             self._context = None
 
     def _pass(self, context: "_EmbeddingContext", inputs: Sequence[Sequence[int]]) -> Vectors:
-        with self._team.passing("embed", sum(map(len, inputs))) as n_threads:
-            return context.embed(inputs, n_threads)
+        n_rows = sum(map(len, inputs))
+        while True:
+            try:
+                with self._team.passing("embed", n_rows, self.abort) as n_threads:
+                    return context.embed(inputs, n_threads)
+            except DecodeAborted:
+                if self.abort.is_wanted:
+                    raise  # else for the cores that it has not had: again, with fewer threads
 
     def _passes(self, inputs: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         """Cut the inputs into what goes through together."""

@@ -131,7 +131,9 @@ class LlamaEngine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Run one forward pass and sample; see `Engine.decode`."""
-        with self._team.passing("decode", batch.n_rows) as n_threads:
+        # What cannot go back has nothing left of what a pass that is stopped has done.
+        abort = self._context.abort if self.limits.can_rewind else None
+        with self._team.passing("decode", batch.n_rows, abort) as n_threads:
             self._context.use_threads(n_threads)
             rows = self._pass(batch)
         wanted = [span for span in batch.spans if span.wants_logits]

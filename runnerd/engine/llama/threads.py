@@ -14,11 +14,13 @@ pass of its own with flash attention: from 512 cells on they are summed in parts
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic, process_time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
 
+from runnerd.engine.llama.abort import AbortSwitch
+from runnerd.engine.llama.pass_watch import PassWatch
 from runnerd.engine.llama.spare_core import SpareCoreProbe
 from runnerd.engine.thread_governor import Kind, PassTime, ThreadGovernor
 
@@ -56,12 +58,14 @@ class Team:
         self._adapts = adapts and n_threads > 1
         self._projector = projector
         self._probe = SpareCoreProbe()
+        self._watch = PassWatch(self._governor.should_stop)
 
     @contextmanager
-    def passing(self, kind: Kind, n_rows: int) -> Iterator[int]:
+    def passing(self, kind: Kind, n_rows: int, abort: AbortSwitch | None = None) -> Iterator[int]:
         """Measure a `with` block, a pass with the number of threads that is yielded.
 
-        One beside an encoder, which shares the cores already, and one that fails tell nothing.
+        With `abort` it is stopped where fewer threads are to go on with it. One beside an
+        encoder, which shares the cores already, and one that fails otherwise tell nothing.
         """
         if self._is_encoding:
             yield min(self._governor.n_threads, self._shares.beside)
@@ -71,13 +75,18 @@ class Team:
             return
         self._look_for_core()
         n_threads = self._governor.n_threads
-        began_at, had_s = monotonic(), process_time()
-        yield n_threads
-        now = monotonic()
-        if not self._is_encoding:
-            passed = PassTime(kind, n_rows, now - began_at, process_time() - had_s)
-            self._governor.observe(passed, now)
-            self._tell(n_threads)
+        running = self._watch.begin(abort)
+        has_failed = True
+        try:
+            yield n_threads
+            has_failed = False
+        finally:
+            self._watch.end()
+            if not self._is_encoding and (running.was_stopped or not has_failed):
+                wall_s, cpu_s = running.spent()
+                passed = PassTime(kind, n_rows, wall_s, cpu_s, is_whole=not running.was_stopped)
+                self._governor.observe(passed, monotonic())
+                self._tell(n_threads)
 
     @property
     def _is_encoding(self) -> bool:

@@ -1,0 +1,82 @@
+"""Stops a pass whose threads have lost their cores, so that it can go on with fewer.
+
+Beside a process that takes a core, a pass over a thousand rows can take a minute instead of
+seconds, and only its end would show that. So a thread looks at the pass in progress a few times
+a second, and uses the switch that cancels passes: what is stored of it by then is kept.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+from time import monotonic, process_time
+
+from runnerd.engine.llama.abort import AbortSwitch
+
+LOOK_S = 0.05
+
+Lost = Callable[[float, float], bool]
+"""Told the wall time and the CPU time that a pass has had; says whether it should be stopped."""
+
+
+@dataclass(slots=True)
+class RunningPass:
+    """A pass in progress; without a switch it is left to its end."""
+
+    began_at: float
+    had_s: float
+    abort: AbortSwitch | None
+    was_stopped: bool = False
+
+    def spent(self) -> tuple[float, float]:
+        """Return the wall time since it began, and the CPU time of the process meanwhile."""
+        return monotonic() - self.began_at, process_time() - self.had_s
+
+
+class PassWatch:
+    """Looks at the passes of one thread, from another one that sleeps where there are none."""
+
+    def __init__(self, is_lost: Lost) -> None:
+        self._is_lost = is_lost
+        self._lock = Lock()
+        self._running: RunningPass | None = None
+        self._has_work = Event()
+        self._thread: Thread | None = None
+
+    def begin(self, abort: AbortSwitch | None) -> RunningPass:
+        """Look at a pass from now on."""
+        if self._thread is None:
+            self._thread = Thread(target=self._look, name="pass-watch", daemon=True)
+            self._thread.start()
+        began = RunningPass(monotonic(), process_time(), abort)
+        with self._lock:
+            self._running = began
+        if not self._has_work.is_set():
+            self._has_work.set()
+        return began
+
+    def end(self) -> None:
+        """Look at it no longer; its switch is as it was."""
+        with self._lock:
+            ended, self._running = self._running, None
+            if ended is not None and ended.was_stopped and ended.abort is not None:
+                ended.abort.give_way(False)
+
+    def _look(self) -> None:
+        pause = Event()  # that nobody sets
+        while True:
+            self._has_work.wait()
+            self._has_work.clear()
+            pause.wait(LOOK_S)
+            self._look_once()
+
+    def _look_once(self) -> None:
+        with self._lock:
+            running = self._running
+            if running is None:
+                return
+            self._has_work.set()
+            if running.abort is None or running.was_stopped:
+                return
+            if self._is_lost(*running.spent()):
+                running.was_stopped = True
+                running.abort.give_way(True)

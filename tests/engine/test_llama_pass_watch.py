@@ -1,0 +1,149 @@
+"""A pass that is stopped because its threads have no cores, and goes on with fewer."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+pytest.importorskip("llama_cpp")
+
+from runnerd.core.batch import Batch, BatchKind, KVRemove, Span, Step
+from runnerd.engine.base import run_step
+from runnerd.engine.llama.abort import AbortSwitch
+from runnerd.engine.llama.engine import LlamaEngine
+from runnerd.engine.llama.pass_watch import PassWatch
+from runnerd.engine.thread_governor import ThreadGovernor
+from runnerd.errors import DecodeAborted
+from tests.engine.driving import apply
+from tests.engine.llama_builders import MODEL, llama_config
+from tests.engine.rows import feed, loaded_llama
+
+TOKENS = tuple(int(token) for token in np.random.default_rng(7).integers(100, 40000, 400))
+
+
+class Switch(AbortSwitch):
+    """A switch of no context, that tells when it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = Event()
+
+    def give_way(self, wanted: bool) -> None:
+        super().give_way(wanted)
+        if wanted:
+            self.used.set()
+
+    @property
+    def stops(self) -> bool:
+        return self._text.value != b""
+
+
+def test_a_pass_that_is_lost_is_stopped_and_the_next_one_is_not() -> None:
+    switch = Switch()
+    watch = PassWatch(lambda wall_s, _cpu_s: wall_s > 0)
+    running = watch.begin(switch)
+    assert switch.used.wait(10)
+    watch.end()
+    assert running.was_stopped
+    assert not switch.stops
+
+
+def test_a_pass_is_asked_about_again_and_again_until_it_is_lost() -> None:
+    seen: list[float] = []
+
+    def is_lost(wall_s: float, _cpu_s: float) -> bool:
+        seen.append(wall_s)
+        return len(seen) == 3
+
+    switch = Switch()
+    watch = PassWatch(is_lost)
+    watch.begin(switch)
+    assert switch.used.wait(10)
+    watch.end()
+    assert len(seen) == 3
+    assert seen == sorted(seen)
+
+
+def test_passes_are_looked_at_after_a_rest_too() -> None:
+    switches = Switch(), Switch()
+    watch = PassWatch(lambda _wall_s, _cpu_s: True)
+    for switch in switches:
+        watch.begin(switch)
+        assert switch.used.wait(10)
+        watch.end()
+        assert not switch.stops
+
+
+def test_a_pass_without_a_switch_is_left_to_its_end() -> None:
+    asked = Event()
+
+    def is_lost(_wall_s: float, _cpu_s: float) -> bool:
+        asked.set()
+        return True
+
+    watch = PassWatch(is_lost)
+    running = watch.begin(None)
+    assert not asked.wait(0.2)
+    watch.end()
+    assert not running.was_stopped
+
+
+def test_a_demand_to_stop_outlives_a_pass_that_gave_way() -> None:
+    switch = Switch()
+    switch.give_way(True)
+    switch.set(True)
+    switch.give_way(False)
+    assert switch.stops
+    switch.set(False)
+    assert not switch.stops
+
+
+# --- a model -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaEngine]:
+    """An engine whose passes with two threads are taken for lost, always."""
+    if MODEL is None:
+        pytest.skip("the test model is not installed")
+    monkeypatch.setattr("runnerd.engine.llama.pass_watch.LOOK_S", 0.01)
+    monkeypatch.setattr(ThreadGovernor, "should_stop", lambda self, *_: self.n_threads > 1)
+    config = llama_config(n_ubatch=64, n_batch=512, n_ctx=512)
+    with loaded_llama(replace(config, n_threads=2)) as engine:
+        yield engine
+
+
+@pytest.mark.llama
+def test_a_step_that_is_lost_keeps_what_it_stored_and_its_rest_gives_the_same(
+    engine: LlamaEngine,
+) -> None:
+    result = run_step(engine, Step(1, (), (Batch(BatchKind.TOKENS, (Span(0, 0, 0, TOKENS),)),)))
+    assert result.is_aborted
+    assert result.n_stored is not None
+    (n_stored,) = result.n_stored
+    assert n_stored is not None
+    assert n_stored < len(TOKENS)
+    rest = feed(engine, 0, TOKENS[n_stored:], n_stored)
+    apply(engine, KVRemove(0, 0))
+    assert np.array_equal(rest, feed(engine, 0, TOKENS))
+
+
+@pytest.mark.llama
+def test_embeddings_that_lose_their_cores_come_all_the_same(engine: LlamaEngine) -> None:
+    inputs = [TOKENS[:34], TOKENS[100:130]]
+    with capture_logs() as logs:
+        vectors = engine.embed(inputs, "mean")
+    assert [log["n_threads"] for log in logs if log["event"] == "threads.changed"] == [1]
+    assert np.array_equal(vectors, engine.embed(inputs, "mean"))
+
+
+@pytest.mark.llama
+def test_embeddings_that_are_not_wanted_any_more_do_not_come(engine: LlamaEngine) -> None:
+    engine.set_abort(True)
+    with pytest.raises(DecodeAborted):
+        engine.embed([TOKENS[:60]], "mean")
+    engine.set_abort(False)
+    assert len(engine.embed([TOKENS[:60]], "mean")) == 1
