@@ -71,7 +71,7 @@ class Config:
     access: Access = field(default_factory=Access)
     max_queue: int = 512
     max_connections: int = 256
-    target_itl_ms: float = 100.0
+    target_itl_ms: float = 250.0
     checkpoint_mib: int = 256
     images: ImageLimits = field(default_factory=ImageLimits)
     drain_s: float = 30.0

@@ -95,7 +95,7 @@ def settings(
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     target_itl_ms: Annotated[
         float, typer.Option(help="Gap between tokens that prompts must not push beyond.")
-    ] = 100.0,
+    ] = 250.0,
     checkpoint_mib: options.CheckpointMib = 256,
     drain: Annotated[
         float, typer.Option(help="Seconds for running requests when told to stop.", metavar="S")
