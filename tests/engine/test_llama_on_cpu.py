@@ -12,11 +12,12 @@ from runnerd.engine.llama.on_cpu import settled_on_cpu
 CONFIG = EngineConfig("", n_slots=2, n_ctx=4096)
 
 
-def header(n_heads: int = 8) -> GGUFHeader:
+def header(n_heads: int = 8, **more: int) -> GGUFHeader:
     metadata = {
         "llama.context_length": 65_536,
         "llama.embedding_length": 64 * n_heads,
         "llama.attention.head_count": n_heads,
+        **{f"llama.attention.{name}": number for name, number in more.items()},
     }
     return GGUFHeader(0, 3, "llama", 0, metadata)
 
@@ -48,3 +49,11 @@ def test_it_saves_memory_where_there_is_little() -> None:
 
 def test_a_quantised_cache_needs_it() -> None:
     assert flash_attn_of(replace(CONFIG, kv_type="q8_0")) == "auto"
+
+
+@pytest.mark.parametrize(("n_swa", "flash_attn"), [(0, "off"), (512, "auto")])
+def test_where_layers_look_back_on_a_window_there_is_nothing_to_gain(
+    n_swa: int, flash_attn: str
+) -> None:
+    settled = settled_on_cpu(CONFIG, header(sliding_window=n_swa), 1 << 40)
+    assert settled.flash_attn == flash_attn

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from threading import Event
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import pytest
@@ -89,6 +90,19 @@ def test_a_pass_without_a_switch_is_left_to_its_end() -> None:
     assert not asked.wait(0.2)
     watch.end()
     assert not running.was_stopped
+
+
+def test_a_watch_that_is_closed_leaves_no_thread() -> None:
+    before = set(enumerate_threads())
+    switch = Switch()
+    watch = PassWatch(lambda _wall_s, _cpu_s: True)
+    watch.begin(switch)
+    assert switch.used.wait(10)
+    (thread,) = set(enumerate_threads()) - before
+    watch.end()
+    watch.close()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_demand_to_stop_outlives_a_pass_that_gave_way() -> None:

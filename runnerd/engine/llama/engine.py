@@ -218,6 +218,7 @@ class LlamaEngine:
         """
         if self._is_open:
             self._is_open = False
+            self._team.close()
             self._samplers.close_all()
             self._embedder.close()
             if self._generating is not None:

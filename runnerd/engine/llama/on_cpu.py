@@ -30,9 +30,12 @@ def _is_better_off(config: EngineConfig, header: GGUFHeader, free_bytes: int) ->
     """Whether flash attention is to be decided here, costs time, and saves little memory.
 
     The CPU's is slow for less than 64 rows of a sequence: beside 2000 cells a row takes 39 ms of
-    SmolLM2, and 7 without it. Those are all rows of steps in which somebody generates.
+    SmolLM2, and 7 without it. Those are all rows of steps in which somebody generates. Where most
+    layers look back on a window only there is nothing to gain: Gemma 3 270M takes 3.0 ms either
+    way, and generates with 8 sequences a tenth faster with it.
     """
-    if config.flash_attn != "auto" or config.kv_type != "f16":
+    is_left_open = config.flash_attn == "auto" and config.kv_type == "f16"
+    if not is_left_open or header.number("attention.sliding_window"):
         return False
     shape = plan_shape(config, header)
     n_bytes = 3 * attention_work_bytes(header, shape)

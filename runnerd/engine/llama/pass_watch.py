@@ -39,7 +39,7 @@ class PassWatch:
         self._is_lost = is_lost
         self._lock = Lock()
         self._running: RunningPass | None = None
-        self._has_work = Event()
+        self._has_work, self._is_closed = Event(), Event()
         self._thread: Thread | None = None
 
     def begin(self, abort: AbortSwitch | None) -> RunningPass:
@@ -50,33 +50,32 @@ class PassWatch:
         began = RunningPass(monotonic(), process_time(), abort)
         with self._lock:
             self._running = began
-        if not self._has_work.is_set():
-            self._has_work.set()
+            if not self._has_work.is_set():
+                self._has_work.set()
         return began
 
     def end(self) -> None:
         """Look at it no longer; its switch is as it was."""
         with self._lock:
             ended, self._running = self._running, None
-            if ended is not None and ended.was_stopped and ended.abort is not None:
+            if ended is not None and ended.abort is not None and ended.was_stopped:
                 ended.abort.give_way(False)
 
+    def close(self) -> None:
+        """Let the thread end."""
+        self._is_closed.set()
+        self._has_work.set()
+
     def _look(self) -> None:
-        pause = Event()  # that nobody sets
-        while True:
-            self._has_work.wait()
-            self._has_work.clear()
-            pause.wait(LOOK_S)
+        while self._has_work.wait() and not self._is_closed.wait(LOOK_S):
             self._look_once()
 
     def _look_once(self) -> None:
         with self._lock:
             running = self._running
             if running is None:
-                return
-            self._has_work.set()
-            if running.abort is None or running.was_stopped:
-                return
-            if self._is_lost(*running.spent()):
-                running.was_stopped = True
-                running.abort.give_way(True)
+                self._has_work.clear()
+            elif running.abort is not None and not running.was_stopped:
+                running.was_stopped = self._is_lost(*running.spent())
+                if running.was_stopped:
+                    running.abort.give_way(True)

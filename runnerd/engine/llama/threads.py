@@ -88,6 +88,10 @@ class Team:
                 self._governor.observe(passed, monotonic())
                 self._tell(n_threads)
 
+    def close(self) -> None:
+        """Look at no pass any more."""
+        self._watch.close()
+
     @property
     def _is_encoding(self) -> bool:
         return self._projector is not None and self._projector.is_encoding
