@@ -180,7 +180,7 @@ class NoKVSlot(RunnerdError):
 
 
 class DecodeAborted(RunnerdError):
-    """A decode was stopped on demand; `n_stored` as in `StepResult`."""
+    """A decode was stopped before its end; `n_stored` as in `StepResult`."""
 
     def __init__(self, n_stored: tuple[int | None, ...]) -> None:
         super().__init__("the decode was stopped")

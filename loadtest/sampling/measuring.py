@@ -25,7 +25,8 @@ from runnerd.core.batch import (
 )
 from runnerd.core.prompt import TextPart
 from runnerd.engine import open_engine
-from runnerd.engine.base import Engine, EngineConfig
+from runnerd.engine.base import Decoded, Engine, EngineConfig
+from runnerd.errors import DecodeAborted
 
 USUAL = Sampling(temperature=0.8, top_k=40, top_p=0.95)
 MOST_USUAL, MOST_GREEDY = 0.45, 0.1  # of private chains
@@ -120,19 +121,27 @@ def _measure_generation(
     return free, constrained
 
 
+def _decode(engine: Engine, *spans: Span) -> Decoded:
+    while True:
+        try:
+            return engine.decode(Batch(BatchKind.TOKENS, spans))
+        except DecodeAborted:  # its threads have had no cores: again, with fewer
+            engine.apply([KVRemove(span.slot_id, span.pos) for span in spans])
+
+
 def _tokens_per_s(engine: Engine, sampling: Sampling, n_steps: int) -> float:
     """Generate in lockstep; a sequence that ends begins again behind its prompt."""
     prompt = engine.expand([TextPart(TASK)]).inputs
     slots = range(N_SEQUENCES)
     for slot in slots:
         engine.apply([SamplerOpen(slot, replace(sampling, seed=sampling.seed + slot))])
-        engine.decode(Batch(BatchKind.TOKENS, (Span(slot, slot, 0, prompt[:-1]),)))
+        _decode(engine, Span(slot, slot, 0, prompt[:-1]))
     inputs, pos = [prompt[-1]] * N_SEQUENCES, [len(prompt) - 1] * N_SEQUENCES
     n_ends = 0
     began_at = perf_counter()
     for _ in range(n_steps):
         spans = tuple(Span(slot, slot, pos[slot], (inputs[slot],), True) for slot in slots)
-        for slot, sampled in enumerate(engine.decode(Batch(BatchKind.TOKENS, spans)).sampled):
+        for slot, sampled in enumerate(_decode(engine, *spans).sampled):
             assert not isinstance(sampled, SampleFault), sampled.message
             inputs[slot] = sampled if isinstance(sampled, int) else sampled.token
             pos[slot] += 1

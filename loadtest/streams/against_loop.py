@@ -66,7 +66,8 @@ async def measure_bars(model: str, n_rounds: int, tell: Tell) -> LoopOutcome:
     Raises:
         RawFailed, ClientError: a process has ended early, and why.
     """
-    setup = ModelSetup(model=model, n_ctx=N_CTX)
+    # Said, for the daemon's "auto" is not llama.cpp's, and so not the loop's.
+    setup = ModelSetup(model=model, n_ctx=N_CTX, flash_attn="off")
     comparisons = []
     for n_streams in N_STREAMS:
         pairs = []

@@ -70,7 +70,9 @@ def raw_command(
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens per pass within one.")] = 512,
     threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
     kv: Annotated[Literal["split", "unified"], typer.Option(help="As `serve`.")] = "split",
-    flash_attn: Annotated[Literal["auto", "on", "off"], typer.Option(help="As `serve`.")] = "auto",
+    flash_attn: Annotated[
+        Literal["auto", "on", "off"], typer.Option(help="Flash attention; auto is llama.cpp's.")
+    ] = "auto",
     time_limit: TimeLimit = 600.0,
     as_json: AsJson = False,
 ) -> None:

@@ -51,7 +51,7 @@ FlashAttn = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(
         help="Flash attention. Less memory; on a CPU slow beside long contexts, so that auto is off"
-        " where the rest takes up to 512 MiB."
+        " where the rest takes up to 512 MiB and no layers look back on a window."
     ),
 ]
 KVTypeName = Annotated[

@@ -148,5 +148,5 @@ class StepResult(Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the step was stopped on demand."""
+        """Whether the step was stopped before its end."""
         return self.n_stored is not None

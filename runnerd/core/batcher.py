@@ -190,7 +190,7 @@ class Batcher:
     ) -> list[Emission]:
         """Record that a step ran, or was aborted; return what its sequences have to say."""
         if step.batches:
-            self._was_aborted = result.is_aborted
+            self._was_aborted = result.is_aborted and self.wants_abort
         if step.batches and not result.is_aborted:
             self._fill.observe(step.n_rows, elapsed_s)
             self._n_backed_off = 0

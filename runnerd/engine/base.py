@@ -230,7 +230,8 @@ class Engine(Tokenizer, Protocol):
     def set_abort(self, wanted: bool, /) -> None:
         """Stop the decode or embedding in progress and those to come, or let them run again.
 
-        An engine that cannot stop one runs it to its end.
+        An engine that cannot stop one runs it to its end. One that can may also stop a decode by
+        itself, to have it tried again faster.
         """
         ...
 

@@ -24,8 +24,10 @@ TOLERATED_CORES = 0.25  # a process at nice 10 takes a tenth of a core: not wort
 LOST_S = 0.06  # core seconds beyond that: some time slices, or one pass that has collapsed
 STOP_S = 0.1  # the same for a pass that is not over: to stop it costs what it was about to store
 STOP_SHARE = 0.1  # of the time of such a pass: it has done too much to be stopped for less
+TICK_S = 0.005  # of CPU time that the system has not counted yet, by thread that is running
 WORTH = 0.95  # of the time before: what fewer threads have to do with
 JUDGED_S, N_JUDGED = 0.15, 3  # passes with fewer threads are judged by no less
+LONG_S = 1.0  # but where they take so long, one is enough
 UNDECIDED_S = 2.0  # where no passes are alike, fewer threads stay after so long
 ADDED_CORES = 0.2  # tolerated beyond what was missing while fewer threads were no faster
 FORGIVING_S, MAX_FORGIVING_S = 1.0, 16.0
@@ -122,6 +124,7 @@ class ThreadGovernor:
         self._shortage = _Shortage()
         self._recent = _Passes(MEMORY_S)  # with this number of threads
         self._trial: _Trial | None = None  # of this number, where it is a lower one
+        self._unjudged: int | None = None  # a lower number that nothing could be compared with
         self._tolerated = TOLERATED_CORES
         self._tolerates_until = 0.0
         self._forgiving_s = FORGIVING_S
@@ -133,27 +136,31 @@ class ThreadGovernor:
         """Learn from a pass that has run with `n_threads` and ended now."""
         if passed.wall_s <= 0:
             return
-        if now >= self._tolerates_until:
-            self._tolerated = TOLERATED_CORES
-        self._shortage.add(passed, self.n_threads - self._tolerated)
-        if passed.is_whole:
-            self._recent.add(passed)
-            if self._trial is not None:
-                self._trial.passes.add(passed)
+        self._shortage.add(passed, self.n_threads - self._tolerated_at(now))
         if not passed.is_whole:
             self._lower(passed.cpu_s / passed.wall_s, now)
-        elif self._shortage.lost_s >= LOST_S and self.n_threads > 1:
+            return
+        if self._unjudged is not None and self.n_threads > self._unjudged:
+            self._unjudged = None
+        self._recent.add(passed)
+        if self._trial is not None:
+            self._trial.passes.add(passed)
+        if self._shortage.lost_s >= LOST_S and self.n_threads > 1:
             self._lower(self._shortage.n_had, now)
         elif self._trial is not None:
             self._judge(self._trial, now)
 
-    def should_stop(self, wall_s: float, cpu_s: float) -> bool:
+    def should_stop(self, wall_s: float, cpu_s: float, now: float) -> bool:
         """Whether a pass that goes on has lost so much by now that fewer threads should end it.
 
-        Another thread may ask during a pass.
+        Where they have done so before, and there was nothing to compare them with, a pass is left
+        to its end, to be that. Another thread may ask during a pass.
         """
-        lost_s = (self.n_threads - self._tolerated) * wall_s - cpu_s
-        return self.n_threads > 1 and lost_s >= max(STOP_S, STOP_SHARE * wall_s)
+        n = self.n_threads
+        if n == 1 or (self._unjudged is not None and n > self._unjudged):
+            return False
+        lost_s = (n - self._tolerated_at(now)) * wall_s - cpu_s
+        return lost_s >= max(STOP_S + n * TICK_S, STOP_SHARE * wall_s)
 
     def wants_probe(self, now: float) -> bool:
         """Whether it is time to see if there is a core to spare."""
@@ -184,9 +191,10 @@ class ThreadGovernor:
     def _judge(self, trial: _Trial, now: float) -> None:
         """Keep fewer threads, or go back to what was before, once there is enough to compare."""
         n_alike, before_s, trial_s = trial.before.compared(trial.passes)
-        if n_alike < N_JUDGED or trial_s < JUDGED_S:
+        if trial_s < LONG_S and (n_alike < N_JUDGED or trial_s < JUDGED_S):
             if now - trial.since >= UNDECIDED_S:
                 self._trial = None
+                self._unjudged = self.n_threads if n_alike == 0 else None
         elif trial_s <= WORTH * before_s:
             self._forgiving_s = FORGIVING_S
             self._trial = None
@@ -195,6 +203,9 @@ class ThreadGovernor:
             self._tolerates_until = now + self._forgiving_s
             self._forgiving_s = min(2 * self._forgiving_s, MAX_FORGIVING_S)
             self._use(trial.n_threads_before)
+
+    def _tolerated_at(self, now: float) -> float:
+        return self._tolerated if now < self._tolerates_until else TOLERATED_CORES
 
     def _use(self, n_threads: int) -> None:
         """Take another number, of which nothing is known yet."""

@@ -11,6 +11,7 @@ from statistics import fmean
 from runnerd.engine.thread_governor import PassTime, ThreadGovernor
 
 SLICE_S = 0.004
+LOOK_S = 0.05
 PROBE_S = 0.05
 N_LOOKS = 50
 HIT_S = 0.003
@@ -74,18 +75,20 @@ class SharedMachine:
                 probe = None
             elif probe is None and governor.wants_probe(self.now):
                 probe = self.now + PROBE_S, self._share(governor.n_threads)
-            passed = self._pass(governor.n_threads, n_rows)
+            passed = self._pass(governor, n_rows)
             if governor.n_threads == governor.n_most:
                 self.full_s += passed.wall_s
-            self.work_s += self._idle_s(n_rows, governor.n_most)
+            self.work_s += passed.is_whole * self._idle_s(n_rows, governor.n_most)
             governor.observe(passed, self.now)
 
     def rest(self, seconds: float) -> None:
         """Let time go by without a pass."""
         self.now += seconds
 
-    def _pass(self, n_threads: int, n_rows: int) -> PassTime:
-        began_at, cpu_s = self.now, 0.0
+    def _pass(self, governor: ThreadGovernor, n_rows: int) -> PassTime:
+        """Run a pass; of one that is stopped nothing is kept."""
+        n_threads = governor.n_threads
+        began_at, look_at, cpu_s = self.now, self.now + LOOK_S, 0.0
         left_s = self._idle_s(n_rows, n_threads) * self._random.lognormvariate(0, 0.02)
         if self._random.random() < self._noise * left_s:  # one thread is off its core, all wait
             self.now += HIT_S
@@ -96,6 +99,11 @@ class SharedMachine:
             left_s -= took_s * speed
             cpu_s += took_s * n_busy
             self.now += took_s
+            if self.now >= look_at:
+                look_at += LOOK_S
+                wall_s = self.now - began_at
+                if governor.should_stop(wall_s, cpu_s, self.now):
+                    return PassTime("decode", n_rows, wall_s, cpu_s, is_whole=False)
         return PassTime("decode", n_rows, self.now - began_at, cpu_s)
 
     def _condition(self, n_threads: int) -> tuple[float, float]:

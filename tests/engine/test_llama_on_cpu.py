@@ -12,14 +12,17 @@ from runnerd.engine.llama.on_cpu import settled_on_cpu
 CONFIG = EngineConfig("", n_slots=2, n_ctx=4096)
 
 
-def header(n_heads: int = 8, **more: int) -> GGUFHeader:
+def header(
+    n_heads: int = 8, architecture: str = "llama", block_count: int = 4, sliding_window: int = 0
+) -> GGUFHeader:
     metadata = {
-        "llama.context_length": 65_536,
-        "llama.embedding_length": 64 * n_heads,
-        "llama.attention.head_count": n_heads,
-        **{f"llama.attention.{name}": number for name, number in more.items()},
+        f"{architecture}.context_length": 65_536,
+        f"{architecture}.block_count": block_count,
+        f"{architecture}.embedding_length": 64 * n_heads,
+        f"{architecture}.attention.head_count": n_heads,
+        f"{architecture}.attention.sliding_window": sliding_window,
     }
-    return GGUFHeader(0, 3, "llama", 0, metadata)
+    return GGUFHeader(0, 3, architecture, 0, metadata)
 
 
 def flash_attn_of(config: EngineConfig, n_heads: int = 8, free_bytes: int = 1 << 40) -> str:
@@ -51,9 +54,18 @@ def test_a_quantised_cache_needs_it() -> None:
     assert flash_attn_of(replace(CONFIG, kv_type="q8_0")) == "auto"
 
 
-@pytest.mark.parametrize(("n_swa", "flash_attn"), [(0, "off"), (512, "auto")])
-def test_where_layers_look_back_on_a_window_there_is_nothing_to_gain(
-    n_swa: int, flash_attn: str
+@pytest.mark.parametrize(
+    ("architecture", "n_swa", "flash_attn"),
+    [
+        ("gemma3", 512, "auto"),
+        ("gemma3", 4096, "off"),  # a window as wide as the context is none
+        ("gemma3", 0, "off"),
+        ("gemma2", 512, "off"),  # half of its layers look back on everything
+        ("llama", 512, "off"),  # which llama.cpp does not heed
+    ],
+)
+def test_where_most_layers_look_back_on_a_window_there_is_nothing_to_gain(
+    architecture: str, n_swa: int, flash_attn: str
 ) -> None:
-    settled = settled_on_cpu(CONFIG, header(sliding_window=n_swa), 1 << 40)
-    assert settled.flash_attn == flash_attn
+    windowed = header(architecture=architecture, block_count=18, sliding_window=n_swa)
+    assert settled_on_cpu(CONFIG, windowed, 1 << 40).flash_attn == flash_attn

@@ -29,7 +29,7 @@ from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
 from runnerd.engine.llama.slots import SlotCells
-from runnerd.errors import BadModel, DecodeAborted
+from runnerd.errors import BadModel, DecodeAborted, NoKVSlot
 
 log = structlog.get_logger()
 
@@ -71,6 +71,10 @@ class LlamaContext:
     def decode(self, spans: Sequence[Span]) -> Logits:
         """Run one forward pass.
 
+        Where slots are apart, llama.cpp takes as many rows of each at a time as the shortest span
+        has, and reads as many cells of each as the longest has: sequences that generate would read
+        as far back as a prompt beside them. So they have a call of their own, the last one.
+
         Returns:
             Shape (n_outputs, n_vocab), a row per span with `wants_logits`, in order; valid
             until the next pass.
@@ -78,13 +82,34 @@ class LlamaContext:
         Raises:
             NoKVSlot, DecodeAborted, EngineBroken: as `Engine.decode` says.
         """
+        is_single = np.array([len(span.inputs) == 1 for span in spans])
+        if self.limits.is_unified or is_single.all() or not is_single.any():
+            return self._decode(spans)
+        singles, others = (
+            [span for span, wanted in zip(spans, chosen, strict=True) if wanted]
+            for chosen in (is_single, ~is_single)
+        )
+        of_others = self._decode(others, among=spans).copy()
+        try:
+            of_singles = self._decode(singles, among=spans)
+        except NoKVSlot as err:
+            raise DecodeAborted(self.cells.take_stock(spans)) from err
+        if not of_others.size:
+            return of_singles
+        wanted = is_single[[span.wants_logits for span in spans]]
+        rows = np.empty((wanted.size, self._n_vocab), np.float32)
+        rows[wanted], rows[~wanted] = of_singles, of_others
+        return rows
+
+    def _decode(self, spans: Sequence[Span], among: Sequence[Span] = ()) -> Logits:
+        """Run some of the spans `among` others, all of which a stop is to tell of."""
         n_outputs = self._rows.fill(spans)
         n_past = self.cells.n_past.copy()
         for span in spans:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        return self._run(spans, self._rows.batch, n_past, n_outputs)
+        return self._run(among or spans, self._rows.batch, n_past, n_outputs)
 
     def decode_media(self, spans: Sequence[Span]) -> Logits:
         """Run one forward pass over encoded rows; otherwise like `decode`."""

@@ -29,6 +29,7 @@ from runnerd.engine.base import (
     Pooling,
     Vectors,
 )
+from runnerd.engine.llama.abort import AbortSwitch
 from runnerd.engine.llama.context import LlamaContext, Logits
 from runnerd.engine.llama.embedder import Embedder
 from runnerd.engine.llama.grammar import GrammarCompiler
@@ -131,9 +132,7 @@ class LlamaEngine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Run one forward pass and sample; see `Engine.decode`."""
-        # What cannot go back has nothing left of what a pass that is stopped has done.
-        abort = self._context.abort if self.limits.can_rewind else None
-        with self._team.passing("decode", batch.n_rows, abort) as n_threads:
+        with self._team.passing("decode", batch.n_rows, self._own_abort) as n_threads:
             self._context.use_threads(n_threads)
             rows = self._pass(batch)
         wanted = [span for span in batch.spans if span.wants_logits]
@@ -145,6 +144,17 @@ class LlamaEngine:
             if isinstance(sampled, SampleFault) and sampled.spoils_slot
         )
         return decoded
+
+    @property
+    def _own_abort(self) -> AbortSwitch | None:
+        """What stops a pass for another try; None where that would throw back more than it.
+
+        A recurrent state cannot go back. Nor can windows that share their cells, if only by a
+        row: later rows of the pass may have taken the cells of those that are needed again.
+        """
+        limits = self.limits
+        may_stop = limits.can_rewind and not (limits.window and limits.is_unified)
+        return self._context.abort if may_stop else None
 
     def _pass(self, batch: Batch) -> Logits:
         match batch.kind:

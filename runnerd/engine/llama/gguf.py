@@ -110,6 +110,16 @@ class GGUFHeader:
             case _:
                 return True
 
+    @property
+    def mostly_slides(self) -> bool:
+        """Whether most layers are known to have a sliding window, if the model has one."""
+        is_known = (
+            self.architecture in _SLIDING_PERIODS
+            or f"{self.architecture}.attention.sliding_window_pattern" in self.metadata
+        )
+        n_layers = self.number("block_count") or 0
+        return is_known and 2 * sum(map(self.may_slide, range(n_layers))) > n_layers
+
     def head_sizes(self, part: Literal["key", "value"]) -> list[int]:
         """Return how many values the keys, or the values, of a head have; layers can differ."""
         n_embd, n_heads = self.number("embedding_length"), self.number("attention.head_count")

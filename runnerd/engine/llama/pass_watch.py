@@ -1,8 +1,8 @@
 """Stops a pass whose threads have lost their cores, so that it can go on with fewer.
 
 Beside a process that takes a core, a pass over a thousand rows can take a minute instead of
-seconds, and only its end would show that. So a thread looks at the pass in progress a few times
-a second, and uses the switch that cancels passes: what is stored of it by then is kept.
+seconds, and only its end would show that. So a thread looks at the pass in progress all the time,
+and uses the switch that cancels passes: what is stored of it by then is kept.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from time import monotonic, process_time
 from runnerd.engine.llama.abort import AbortSwitch
 
 LOOK_S = 0.05
+ASLEEP_S = 0.5  # who looks so much later was stopped, and so was all the rest of the process
 
-Lost = Callable[[float, float], bool]
-"""Told the wall time and the CPU time that a pass has had; says whether it should be stopped."""
+Lost = Callable[[float, float, float], bool]
+"""Told the wall time and the CPU time that a pass has had, and the time; should it be stopped?"""
 
 
 @dataclass(slots=True)
@@ -40,13 +41,10 @@ class PassWatch:
         self._lock = Lock()
         self._running: RunningPass | None = None
         self._has_work, self._is_closed = Event(), Event()
-        self._thread: Thread | None = None
+        Thread(target=self._look, name="pass-watch", daemon=True).start()
 
     def begin(self, abort: AbortSwitch | None) -> RunningPass:
         """Look at a pass from now on."""
-        if self._thread is None:
-            self._thread = Thread(target=self._look, name="pass-watch", daemon=True)
-            self._thread.start()
         began = RunningPass(monotonic(), process_time(), abort)
         with self._lock:
             self._running = began
@@ -67,15 +65,23 @@ class PassWatch:
         self._has_work.set()
 
     def _look(self) -> None:
-        while self._has_work.wait() and not self._is_closed.wait(LOOK_S):
-            self._look_once()
+        self._has_work.wait()
+        looks_at = monotonic() + LOOK_S
+        while not self._is_closed.wait(LOOK_S):
+            late_s = monotonic() - looks_at
+            self._look_once(late_s if late_s > ASLEEP_S else 0.0)
+            self._has_work.wait()
+            looks_at = monotonic() + LOOK_S
 
-    def _look_once(self) -> None:
+    def _look_once(self, asleep_s: float) -> None:
         with self._lock:
             running = self._running
             if running is None:
                 self._has_work.clear()
-            elif running.abort is not None and not running.was_stopped:
-                running.was_stopped = self._is_lost(*running.spent())
+                return
+            running.began_at += asleep_s
+            if running.abort is not None and not running.was_stopped:
+                wall_s, cpu_s = running.spent()
+                running.was_stopped = self._is_lost(wall_s, cpu_s, monotonic())
                 if running.was_stopped:
                     running.abort.give_way(True)

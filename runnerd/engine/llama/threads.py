@@ -55,10 +55,9 @@ class Team:
     ) -> None:
         self._shares = share_threads(n_threads)
         self._governor = ThreadGovernor(n_threads)
-        self._adapts = adapts and n_threads > 1
         self._projector = projector
         self._probe = SpareCoreProbe()
-        self._watch = PassWatch(self._governor.should_stop)
+        self._watch = PassWatch(self._governor.should_stop) if adapts and n_threads > 1 else None
 
     @contextmanager
     def passing(self, kind: Kind, n_rows: int, abort: AbortSwitch | None = None) -> Iterator[int]:
@@ -70,7 +69,7 @@ class Team:
         if self._is_encoding:
             yield min(self._governor.n_threads, self._shares.beside)
             return
-        if not self._adapts:
+        if self._watch is None:
             yield self._governor.n_threads
             return
         self._look_for_core()
@@ -84,13 +83,14 @@ class Team:
             self._watch.end()
             if not self._is_encoding and (running.was_stopped or not has_failed):
                 wall_s, cpu_s = running.spent()
-                passed = PassTime(kind, n_rows, wall_s, cpu_s, is_whole=not running.was_stopped)
+                passed = PassTime(kind, n_rows, wall_s, cpu_s, is_whole=not has_failed)
                 self._governor.observe(passed, monotonic())
                 self._tell(n_threads)
 
     def close(self) -> None:
         """Look at no pass any more."""
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
 
     @property
     def _is_encoding(self) -> bool:
