@@ -109,7 +109,7 @@ def settings(
             help="Seconds without a move after which the service manager may end a load.",
             metavar="S",
         ),
-    ] = 250.0,
+    ] = 300.0,
     allow_users: clients.AllowUsers = None,
     allow_groups: clients.AllowGroups = None,
     max_connections: clients.MaxConnections = 256,

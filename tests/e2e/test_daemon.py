@@ -92,9 +92,10 @@ async def test_a_daemon_killed_in_mid_stream_is_no_success() -> None:
             assert stream.finished is None
 
 
-# A shell, and a daemon in the foreground of its terminal.
+# A shell, and a daemon in the foreground of its terminal; whoever runs us may ignore hang-ups.
 SESSION = """
-import fcntl, os, subprocess, sys, termios
+import fcntl, os, signal, subprocess, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(2, termios.TIOCSCTTY, 0)
 sys.exit(subprocess.call(sys.argv[1:], start_new_session=False))
