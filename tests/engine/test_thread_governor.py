@@ -115,11 +115,14 @@ def test_more_threads_than_cores_are_not_kept() -> None:
     assert governor.n_threads == 2
 
 
+@pytest.mark.parametrize(("n_rows", "until", "least"), [(8, 40, 0.95), (512, 300, 0.8)])
 @pytest.mark.parametrize("quota", [0.5, 1.0, 1.5])
-def test_under_a_quota_of_cpu_time_the_faster_number_is_kept(quota: float) -> None:
+def test_under_a_quota_of_cpu_time_the_faster_number_is_kept(
+    quota: float, n_rows: int, until: float, least: float
+) -> None:
     machine = SharedMachine(2, quota=quota)
-    machine.run(ThreadGovernor(2), [8], until=40)
-    assert machine.work_s >= 0.95 * quota / 2 * machine.now
+    machine.run(ThreadGovernor(2), [n_rows], until=until)
+    assert machine.work_s >= least * quota / 2 * machine.now
 
 
 def test_threads_that_sleep_while_they_wait_are_not_taken_for_missing_ones() -> None:
@@ -269,13 +272,6 @@ def test_long_passes_beside_a_busy_process_do_not_collapse(n_rows: int) -> None:
     machine.run(governor, [n_rows], until=60)
     assert governor.n_threads == 1
     assert machine.work_s >= 0.42 * machine.now
-
-
-@pytest.mark.parametrize("quota", [0.5, 1.0, 1.5])
-def test_long_passes_under_a_quota_have_the_faster_number(quota: float) -> None:
-    machine = SharedMachine(2, quota=quota)
-    machine.run(ThreadGovernor(2), [512], until=300)
-    assert machine.work_s >= 0.8 * quota / 2 * machine.now
 
 
 def test_long_passes_of_threads_that_sleep_have_the_faster_number() -> None:

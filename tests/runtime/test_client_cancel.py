@@ -110,6 +110,7 @@ async def test_leaving_the_connections_block_ends_its_requests() -> None:
                 await stack.enter_async_context(client.generate("x", shift=True))
                 await stack.aclose()
         await daemon.has_all_slots()
+        assert daemon.runner.n_waiting == 0
 
 
 async def silence(stream: UNIXSocketStream) -> None:

@@ -122,9 +122,13 @@ async def test_the_event_loop_runs_while_a_call_does() -> None:
     thread = EngineThread()
     may_end = threading.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(thread.call, may_end.wait)
+        call = Call(may_end.wait)
+        thread.begin(call)
+        tasks.start_soon(call.wait)
         await anyio.wait_all_tasks_blocked()
+        assert not call.done.is_set()
         may_end.set()
+    assert call.done.is_set()
     thread.close()
 
 

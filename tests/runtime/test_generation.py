@@ -172,6 +172,7 @@ async def test_a_client_that_goes_takes_all_completions_with_it() -> None:
             await client.send(Generate(1, "x", shift=True, n=4))
             await client.receive_a(Delta)
         await daemon.has_all_slots()
+        assert daemon.runner.n_waiting == 0
 
 
 # --- log-probabilities --------------------------------------------------------------------------
