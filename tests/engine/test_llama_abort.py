@@ -150,6 +150,43 @@ def test_each_slot_of_a_stopped_batch_goes_on_from_what_it_has(
     assert np.array_equal(rows, go_on(n_stored))
 
 
+@pytest.mark.parametrize("n_nodes", [1, 400, 900, 1400, 1900])
+def test_what_a_stop_was_too_early_for_gives_what_it_gives_undisturbed(
+    engine: LlamaEngine, n_nodes: int
+) -> None:
+    """Slots 0 and 2 generate beside prompts in 1 and 3, which llama.cpp runs one by one."""
+    spans = (
+        Span(0, 0, 40, TOKENS[40:41], wants_logits=True),
+        Span(1, 1, 0, TOKENS[:42], wants_logits=True),
+        Span(2, 2, 10, OTHER[10:11], wants_logits=True),
+        Span(3, 3, 10, OTHER[10:], wants_logits=True),
+    )
+    more = [
+        Span(slot, slot, n_past, (7,), wants_logits=True) for slot, n_past in ((1, 42), (3, 30))
+    ]
+
+    def begin() -> None:
+        empty(engine)
+        feed(engine, 0, TOKENS[:40])
+        for slot_id in (2, 3):
+            feed(engine, slot_id, OTHER[:10])
+
+    def decode(*these: Span) -> Row:
+        return context_of(engine).decode(these).copy()
+
+    begin()
+    undisturbed = decode(*spans), decode(*more)
+    begin()
+    rest = []
+    for span, n in zip(spans, stop(engine, n_nodes, *spans), strict=True):
+        n_kept = min(n or 0, len(span.inputs) - 1)
+        apply(engine, KVRemove(span.slot_id, span.pos + n_kept))
+        rest.append(replace(span, pos=span.pos + n_kept, inputs=span.inputs[n_kept:]))
+    rows = decode(*rest), decode(*more)
+    for row, expected in zip(rows, undisturbed, strict=True):
+        assert np.array_equal(row, expected)
+
+
 @pytest.mark.parametrize("n_nodes", [1, 30, 59])
 def test_a_decode_that_moves_what_was_shifted_is_not_stopped(
     engine: LlamaEngine, n_nodes: int

@@ -17,6 +17,8 @@ from runnerd.core.batch import (
     Batch,
     BatchKind,
     KVRemove,
+    SamplerOpen,
+    Sampling,
     Span,
     Step,
     StepResult,
@@ -183,25 +185,22 @@ def test_a_step_that_is_lost_keeps_what_it_stored_and_its_rest_gives_the_same(
     began_at = perf_counter()
     fresh = feed(engine, 0, TOKENS)
     whole_s = perf_counter() - began_at
-    apply(engine, KVRemove(0, 0))
+    feed(engine, 1, TOKENS[:20])
+    apply(engine, KVRemove(0, 0), SamplerOpen(1, Sampling(temperature=0.0), ()))
 
     patience.seconds = whole_s / 3
     with capture_logs() as logs:
-        result = run(engine, Span(0, 0, 0, TOKENS))
+        result = run(engine, Span(0, 0, 0, TOKENS), Span(1, 1, 20, (5,), wants_logits=True))
     assert result.is_aborted
     assert result.sampled == ()
     assert result.n_stored is not None
-    (n_stored,) = result.n_stored
+    n_stored, n_stored_of_other = result.n_stored
     assert n_stored is not None
     assert 0 < n_stored < len(TOKENS)
+    assert n_stored_of_other == 0  # it comes behind the prompt
     assert [log["n_threads"] for log in logs if log["event"] == "threads.changed"] == [1]
     rest = feed(engine, 0, TOKENS[n_stored:], n_stored)
     assert np.allclose(rest, fresh, atol=1e-3)
-
-
-@pytest.mark.llama
-def test_a_pass_that_several_sequences_share_is_left_to_its_end(engine: LlamaEngine) -> None:
-    assert not run(engine, Span(0, 0, 0, TOKENS), Span(1, 1, 0, TOKENS[:100])).is_aborted
 
 
 @pytest.mark.llama

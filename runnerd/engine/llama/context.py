@@ -109,7 +109,7 @@ class LlamaContext:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        return self._run(among or spans, self._rows.batch, n_past, n_outputs)
+        return self._run(spans, self._rows.batch, n_past, n_outputs, among)
 
     def decode_media(self, spans: Sequence[Span]) -> Logits:
         """Run one forward pass over encoded rows; otherwise like `decode`."""
@@ -177,14 +177,21 @@ class LlamaContext:
         self.cells.clear()
 
     def _run(
-        self, spans: Sequence[Span], batch: ctypes.Structure, n_past: list[int], n_outputs: int
+        self,
+        spans: Sequence[Span],
+        batch: ctypes.Structure,
+        n_past: list[int],
+        n_outputs: int,
+        among: Sequence[Span] = (),
     ) -> Logits:
-        """Run a batch after which the slots have `n_past`."""
+        """Run a batch after which the slots have `n_past`; see `_decode`."""
         with self._shifting() if self.cells.is_shifting else nullcontext():
             code: int = lib.llama_decode(self._handle, batch)
         self.cells.is_shifting = False
         if code == ABORTED:
-            raise DecodeAborted(self.cells.take_stock(spans))
+            n_stored = self.cells.take_stock(among or spans)
+            self._realign(spans)
+            raise DecodeAborted(n_stored)
         if code == NO_ROOM:
             self._log_no_room(batch.n_tokens)
         check_decode(code)
@@ -193,6 +200,27 @@ class LlamaContext:
             lib.llama_synchronize(self._handle)
             return self._logits[:0]
         return self._outputs(n_outputs)
+
+    def _realign(self, spans: Sequence[Span]) -> None:
+        """Let slots that a stopped batch has not come to go on right behind their last cells.
+
+        llama.cpp begins to look for free cells where it did in another slot: rows would be stored
+        in any order, and a sum over them in another order is another one. A row that is taken back
+        brings it to the first free cell.
+
+        Source: llama_kv_cache::prepare, as it puts `v_heads` back.
+        """
+        if self.limits.is_unified or len(spans) == 1:
+            return
+        n_past = self.cells.n_past
+        unreached = {span.slot_id: span.pos for span in spans if n_past[span.slot_id] == span.pos}
+        if not unreached:
+            return
+        self._rows.fill([Span(slot, slot, pos, (0,), False) for slot, pos in unreached.items()])
+        with self.abort.detached(self._handle):
+            check_decode(lib.llama_decode(self._handle, self._rows.batch))
+        for slot_id, pos in unreached.items():
+            self.cells.remove(slot_id, pos, None)
 
     @contextmanager
     def _shifting(self) -> Iterator[None]:

@@ -132,7 +132,7 @@ class LlamaEngine:
 
     def decode(self, batch: Batch) -> Decoded:
         """Run one forward pass and sample; see `Engine.decode`."""
-        with self._team.passing("decode", batch.n_rows, self._own_abort(batch)) as n_threads:
+        with self._team.passing("decode", batch.n_rows, self._own_abort) as n_threads:
             self._context.use_threads(n_threads)
             rows = self._pass(batch)
         wanted = [span for span in batch.spans if span.wants_logits]
@@ -145,18 +145,15 @@ class LlamaEngine:
         )
         return decoded
 
-    def _own_abort(self, batch: Batch) -> AbortSwitch | None:
+    @property
+    def _own_abort(self) -> AbortSwitch | None:
         """What stops a pass for another try; None where that would throw back more than it.
-
-        Only where one sequence has it for itself: answers have differed where several shared a
-        pass that was stopped again and again.
 
         A recurrent state cannot go back. Nor can windows that share their cells, if only by a
         row: later rows of the pass may have taken the cells of those that are needed again.
         """
         limits = self.limits
-        is_alone = len(batch.spans) == 1
-        may_stop = is_alone and limits.can_rewind and not (limits.window and limits.is_unified)
+        may_stop = limits.can_rewind and not (limits.window and limits.is_unified)
         return self._context.abort if may_stop else None
 
     def _pass(self, batch: Batch) -> Logits:
