@@ -25,11 +25,12 @@ from runnerd.engine.llama.library import (
     quiet_load,
 )
 from runnerd.engine.llama.media_rows import MediaRows, past_media
+from runnerd.engine.llama.micro_batches import arrange, level_cost
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
 from runnerd.engine.llama.shape import ContextShape
 from runnerd.engine.llama.slots import SlotCells
-from runnerd.errors import BadModel, DecodeAborted, NoKVSlot
+from runnerd.errors import BadModel, DecodeAborted
 
 log = structlog.get_logger()
 
@@ -62,6 +63,10 @@ class LlamaContext:
         self._adapters: Adapters = ()
         self._n_vocab = model.vocabulary.n_tokens
         self._n_threads = shape.n_threads
+        self._level_cost = 0.0
+        if config.flash_attn == "off" and kv_bytes is not None:
+            n_bytes = model.description.size_bytes
+            self._level_cost = level_cost(kv_bytes, self.limits.n_cells, n_bytes)
         self._rows = RowArrays(self.limits.n_batch, self._n_vocab, shape.n_slots)
         n_embd: int = lib.llama_model_n_embd_inp(model.handle)
         self._media = MediaRows(self.limits.n_batch, shape.n_slots, n_embd, model.n_axes)
@@ -71,10 +76,6 @@ class LlamaContext:
     def decode(self, spans: Sequence[Span]) -> Logits:
         """Run one forward pass.
 
-        Where slots are apart, llama.cpp takes as many rows of each at a time as the shortest span
-        has, and reads as many cells of each as the longest has: sequences that generate would read
-        as far back as a prompt beside them. So they have a call of their own, the last one.
-
         Returns:
             Shape (n_outputs, n_vocab), a row per span with `wants_logits`, in order; valid
             until the next pass.
@@ -82,34 +83,18 @@ class LlamaContext:
         Raises:
             NoKVSlot, DecodeAborted, EngineBroken: as `Engine.decode` says.
         """
-        is_single = np.array([len(span.inputs) == 1 for span in spans])
-        if self.limits.is_unified or is_single.all() or not is_single.any():
-            return self._decode(spans)
-        singles, others = (
-            [span for span, wanted in zip(spans, chosen, strict=True) if wanted]
-            for chosen in (is_single, ~is_single)
-        )
-        of_others = self._decode(others, among=spans).copy()
-        try:
-            of_singles = self._decode(singles, among=spans)
-        except NoKVSlot as err:
-            raise DecodeAborted(self.cells.take_stock(spans)) from err
-        if not of_others.size:
-            return of_singles
-        wanted = is_single[[span.wants_logits for span in spans]]
-        rows = np.empty((wanted.size, self._n_vocab), np.float32)
-        rows[wanted], rows[~wanted] = of_singles, of_others
-        return rows
-
-    def _decode(self, spans: Sequence[Span], among: Sequence[Span] = ()) -> Logits:
-        """Run some of the spans `among` others, all of which a stop is to tell of."""
-        n_outputs = self._rows.fill(spans)
+        order = list(range(len(spans)))
+        if len(spans) > 1 and not self.limits.is_unified:
+            order = arrange(spans, self._level_cost)
+        n_outputs = self._rows.fill([spans[index] for index in order])
         n_past = self.cells.n_past.copy()
         for span in spans:
             expected = n_past[span.slot_id]
             assert span.pos == expected, f"position {span.pos}, slot {span.slot_id} has {expected}"
             n_past[span.slot_id] += len(span.inputs)
-        return self._run(spans, self._rows.batch, n_past, n_outputs, among)
+        rows = self._run(spans, self._rows.batch, n_past, n_outputs)
+        wanted = [index for index in order if spans[index].wants_logits]
+        return rows if wanted == sorted(wanted) else rows[np.argsort(wanted)]
 
     def decode_media(self, spans: Sequence[Span]) -> Logits:
         """Run one forward pass over encoded rows; otherwise like `decode`."""
@@ -182,14 +167,13 @@ class LlamaContext:
         batch: ctypes.Structure,
         n_past: list[int],
         n_outputs: int,
-        among: Sequence[Span] = (),
     ) -> Logits:
-        """Run a batch after which the slots have `n_past`; see `_decode`."""
+        """Run a batch after which the slots have `n_past`."""
         with self._shifting() if self.cells.is_shifting else nullcontext():
             code: int = lib.llama_decode(self._handle, batch)
         self.cells.is_shifting = False
         if code == ABORTED:
-            n_stored = self.cells.take_stock(among or spans)
+            n_stored = self.cells.take_stock(spans)
             self._realign(spans)
             raise DecodeAborted(n_stored)
         if code == NO_ROOM:

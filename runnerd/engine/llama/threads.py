@@ -8,7 +8,8 @@ wait give up their core sooner, for good: on two cores the gap between tokens we
 
 A team can have another number for each pass: one thread runs without OpenMP, and a team that
 grows starts a thread in 0.01 ms. What is computed is the same to the bit, but for one row in a
-pass of its own with flash attention: from 512 cells on they are summed in parts, one per thread.
+pass of its own with flash attention: where it looks back on more than 256 cells they are summed in
+parts, one per thread.
 """
 
 from collections.abc import Iterator
