@@ -60,7 +60,7 @@ class Config:
     `socket_path` is listened on; `inherited_fd` is a connected socket from a parent, and the
     daemon ends with it. `parent_fd` is a pidfd of the parent, and the daemon ends with it, too.
     `has_passed_sockets`: there are listening sockets from a service manager. A load that has not
-    moved for `load_timeout_s` need not be waited for.
+    moved for `load_timeout_s` need not be waited for. `target_itl_ms` 0: chosen by what steps take.
     """
 
     engine: EngineConfig
@@ -71,7 +71,7 @@ class Config:
     access: Access = field(default_factory=Access)
     max_queue: int = 512
     max_connections: int = 256
-    target_itl_ms: float = 250.0
+    target_itl_ms: float = 0.0
     checkpoint_mib: int = 256
     images: ImageLimits = field(default_factory=ImageLimits)
     drain_s: float = 30.0
@@ -103,7 +103,7 @@ def check_settings(config: Config) -> None:
     _check_range("threads", engine.n_threads, 0, 4 * (os.cpu_count() or 1))
     _check_range("max-queue", config.max_queue, 0, 2**20)
     _check_range("max-connections", config.max_connections, 1, 2**16)
-    _check_range("target-itl-ms", config.target_itl_ms, 1.0, 1e6)
+    _check_range("target-itl-ms", config.target_itl_ms, 0.0, 1e6)
     _check_range("checkpoint-mib", config.checkpoint_mib, 0, 2**20)
     _check_range("drain", config.drain_s, 0.0, 86400.0)
     _check_range("step-timeout", config.step_timeout_s, 0.1, 86400.0)

@@ -10,6 +10,7 @@ from time import monotonic
 
 import numpy as np
 
+from runnerd.core.budget import MOST_S
 from runnerd.embed_queue import EmbeddingQueue, EmbeddingRequest, Pass, Tokens
 from runnerd.engine.base import Engine, Pooling
 from runnerd.engine_thread import EngineThread
@@ -66,7 +67,7 @@ class Embeddings:
         self._watch = watch
         self._wake = wake
         self._queue = EmbeddingQueue(engine.model.n_embed)
-        self._budget = PassBudget(target_s)
+        self._budget = PassBudget(target_s or MOST_S)
         self._requests: dict[EmbeddingRequest, None] = {}  # in order of arrival
         self._running: Pass | None = None
         self._has_stopped = False
@@ -127,7 +128,7 @@ class Embeddings:
 
     def aim_at(self, target_s: float) -> None:
         """Change how long a pass beside generation should take."""
-        self._budget.target_s = target_s
+        self._budget.target_s = target_s or MOST_S
 
     def give_time(self, elapsed_s: float) -> None:
         """Note that a step has had so much time."""

@@ -94,8 +94,12 @@ def settings(
     image_cache_mib: options.ImageCacheMib = 256,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 512,
     target_itl_ms: Annotated[
-        float, typer.Option(help="Gap between tokens that prompts must not push beyond.")
-    ] = 250.0,
+        float,
+        typer.Option(
+            help="Gap between tokens that prompts must not push beyond;"
+            " 0: eight times that without prompts, and 250 at most."
+        ),
+    ] = 0.0,
     checkpoint_mib: options.CheckpointMib = 256,
     drain: Annotated[
         float, typer.Option(help="Seconds for running requests when told to stop.", metavar="S")

@@ -150,12 +150,13 @@ class Batcher:
         assert self.in_flight is None, "admit before the last step was committed"
         if self.residency.resume(has_newcomers=len(self.waiting) > 0):
             self._news += give_slots(self.waiting, self.residency, self._n_steps, now)
+        self._shelf.tidy(self.residency.running)  # somebody may have been suspended
 
     def plan(self, now: float) -> Step | None:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
         self.admit(now)
         batches = self._fill.batches()
-        self._shelf.tidy(self.residency.running)  # somebody may have been suspended
+        self._shelf.tidy(self.residency.running)  # here as well
         if not batches:
             return None
         self._n_steps += 1

@@ -6,19 +6,28 @@ fits in between them and the target. Where generating alone takes as long as tha
 get a share of each step: who waits for a first token must not wait for the rest of all texts.
 """
 
+MOST_S = 0.25  # the target, where none is given,
+MOST_TIMES = 8  # but no more than so many times a step without prompts: an eighth is theirs
 MIN_ROWS = 16  # a prompt always gets on, however slow the machine
 LEAST_SHARE = 0.5  # for prompts, of what a step without them takes
 LEAST_COST = 0.1  # of a row, to an average one: a step may have been quicker than the last
 WEIGHT = 0.2  # of the newest measurement; five steps forget most of an outlier
+RISING_WEIGHT = 0.8  # the same of a row's cost that has risen, as it does all along a prompt,
+MOST_RISE = 1.5  # by no more than that, or it is an outlier in part
+
+# Rows are multiplied four at a time, and with cells six at a time (llama.cpp's repacked weights,
+# tinyBLAS). 44 rows behind 2,800 cells take as long as 48.
+TILE_ROWS = 12
 
 
 class PrefillBudget:
-    """Prompt rows per step, from the steps seen so far."""
+    """Prompt rows per step, from the steps seen so far. A target of 0 is chosen by them, too."""
 
     def __init__(self, n_batch: int, target_itl_s: float) -> None:
         self._n_batch = n_batch
         self.target_itl_s = target_itl_s
-        self._decode_s = 0.0
+        self._decode_s = 0.0  # of a step without prompts, of as many rows as the last one
+        self._n_decoding = 0
         self._row_s: float | None = None
 
     def rows(self, n_decoding: int) -> int:
@@ -26,18 +35,36 @@ class PrefillBudget:
         n_room = self._n_batch - n_decoding
         if n_decoding == 0 or self._row_s is None:
             return n_room
-        left_s = max(self.target_itl_s - self._decode_s, LEAST_SHARE * self._decode_s)
+        decode_s = self._alone_s(n_decoding)
+        target_s = self.target_itl_s or min(MOST_S, MOST_TIMES * (decode_s or MOST_S))
+        left_s = max(target_s - decode_s, LEAST_SHARE * decode_s)
         n_rows = int(left_s / self._row_s) if self._row_s > 0 else n_room
+        if 2 * TILE_ROWS <= n_rows < n_room:
+            n_rows -= n_rows % TILE_ROWS
         return min(max(n_rows, MIN_ROWS), n_room)
 
     def observe(self, n_decoding: int, n_prefill: int, elapsed_s: float) -> None:
         """Learn from a step of so many rows that took so long."""
         if n_prefill == 0:
-            old = self._decode_s or elapsed_s
+            old = self._alone_s(n_decoding) or elapsed_s
             self._decode_s = old + WEIGHT * (elapsed_s - old)
+            self._n_decoding = n_decoding
             return
-        base_s = self._decode_s if n_decoding else 0.0
+        base_s = self._alone_s(n_decoding)
         average_s = elapsed_s / (n_decoding + n_prefill)
         row_s = max((elapsed_s - base_s) / n_prefill, LEAST_COST * average_s)
         old = row_s if self._row_s is None else self._row_s
-        self._row_s = old + WEIGHT * (row_s - old)
+        weight = RISING_WEIGHT if row_s > old else WEIGHT
+        self._row_s = old + weight * (min(row_s, MOST_RISE * old) - old)
+
+    def _alone_s(self, n_decoding: int) -> float:
+        """Return what a step without prompts takes, 0 if there was none.
+
+        Each row more or less than there were then is a row's cost; a step of a few rows takes as
+        long per row as one of more at least.
+        """
+        if self._n_decoding == 0 or n_decoding == 0:
+            return 0.0
+        more_s = (n_decoding - self._n_decoding) * (self._row_s or 0.0)
+        least_s = self._decode_s * min(1.0, n_decoding / self._n_decoding)
+        return max(self._decode_s + more_s, least_s)

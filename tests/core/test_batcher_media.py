@@ -60,6 +60,21 @@ def test_media_offered_after_admission_are_of_use_in_the_first_step() -> None:
     assert rows_of(run_step(batcher)[0]) == {1: 5}
 
 
+def test_a_medium_is_let_go_of_when_a_newcomer_takes_the_cells_of_whoever_needs_it() -> None:
+    batcher = make_batcher(n_cells=64)
+    batcher.submit(make_sequence(1, make_prompt([1] * 50, RED, [1] * 5)))
+    batcher.admit(0.0)
+    offer_all(batcher)
+    batcher.submit(make_sequence(3, [3]))
+    batcher.end(3, "cancelled")  # whatever ends, what is kept is looked through
+    batcher.pause(1, paused=True)
+    batcher.submit(make_sequence(2, [2] * 8))
+    batcher.admit(0.0)
+    assert batcher.residency.running[0].suspended_at is not None
+    batcher.check()
+    assert rows_of(run_step(batcher)[0]) == {2: 8}
+
+
 def test_only_sequences_that_have_slots_want_media() -> None:
     batcher = make_batcher(n_slots=1)
     batcher.submit(make_sequence(1, make_prompt([1], RED)))
