@@ -108,7 +108,8 @@ class Search:
         nothing. Of equal starts the one wins whose slot loses less.
         """
         free = self._pool.free()
-        found = next((Start(slot, 0) for slot in free if slot.n_past == 0), None)
+        empty = self._most_beside([slot for slot in free if slot.n_past == 0])
+        found = None if empty is None else Start(empty, 0)
         for slot in self._promising(free, 0):
             at_least = max((slot.n_past + 1) // 2, 0 if found is None else found.n_inputs + 1)
             found = self.start(slot, at_least - 1) or found
@@ -159,18 +160,32 @@ class Search:
         return (best.slot, best) if best is in_place else (spare, best)
 
     def _spare(self, best: Start | None) -> Slot:
-        """Return the free slot to empty for a prompt: an empty one, or that unused for longest.
+        """Return the free slot to empty for a prompt.
 
         If that is the one with the best start, and the next would lose less, it is the next.
         """
         free = self._pool.free()
-        first = min(free, key=_by_use)
+        first = self._least_of_use(free)
         if best is not None and first is best.slot and len(free) > 1:
-            second = min((slot for slot in free if slot is not first), key=_by_use)
+            second = self._least_of_use([slot for slot in free if slot is not first])
             n_lost = first.n_past - best.n_inputs
             return second if second.n_past < n_lost else first
         return first
 
+    def _least_of_use(self, free: list[Slot]) -> Slot:
+        """Return an empty slot, or one of the half that has been unused for longest."""
+        empty = [slot for slot in free if slot.n_past == 0]
+        unused = sorted(free, key=attrgetter("tick"))[: (len(free) + 1) // 2]
+        found = self._most_beside(empty or unused)
+        assert found is not None, "no slot is free"
+        return found
 
-def _by_use(slot: Slot) -> tuple[bool, int]:
-    return slot.n_past > 0, slot.tick
+    def _most_beside(self, slots: list[Slot]) -> Slot | None:
+        """Return the one with the most neighbours in use, of equals the first.
+
+        Where slots are apart, only neighbours share a micro-batch: four that generate take a
+        quarter less time than four with gaps between them.
+        """
+        if self._limits.is_unified:
+            return next(iter(slots), None)
+        return max(slots, key=self._pool.n_beside, default=None)

@@ -93,6 +93,12 @@ class SlotPool:
         """Return the free slots."""
         return [slot for slot in self.slots if not slot.is_leased]
 
+    def n_beside(self, slot: Slot) -> int:
+        """Return how many of a slot's neighbours are leased."""
+        slots, at = self.slots, slot.slot_id
+        has_after = at + 1 < len(slots) and slots[at + 1].is_leased
+        return has_after + (at > 0 and slots[at - 1].is_leased)
+
     def idle(self) -> list[Slot]:
         """Return the free slots that still hold cells, least recently used first."""
         idle = [slot for slot in self.slots if not slot.is_leased and slot.n_past > 0]

@@ -85,6 +85,22 @@ def test_without_an_empty_slot_the_one_unused_for_longest_gives_way() -> None:
     assert chosen(pool, [9, 9]) == (1, 1, 0)
 
 
+@pytest.mark.parametrize(("limits", "taken"), [(SPLIT, 3), (UNIFIED, 0)])
+def test_where_slots_are_apart_an_empty_one_next_to_those_in_use_is_taken(
+    limits: Limits, taken: int
+) -> None:
+    pool = make_pool([], [], [5, 6], [], [7, 8], leased=(2, 4))
+    assert chosen(pool, [9, 9], limits) == (taken, taken, 0)
+
+
+@pytest.mark.parametrize(("limits", "taken"), [(SPLIT, 1), (UNIFIED, 0)])
+def test_where_slots_are_apart_one_of_the_longer_unused_half_next_to_those_in_use_gives_way(
+    limits: Limits, taken: int
+) -> None:
+    pool = make_pool([1], [2], [3], [4], [5], leased=(2,))
+    assert chosen(pool, [9, 9], limits) == (taken, taken, 0)
+
+
 def test_of_equal_prefixes_the_slot_that_loses_less_wins() -> None:
     assert chosen(make_pool([1, 2, 3, 4], [1, 2, 3]), [1, 2, 3, 9]) == (1, 1, 3)
 

@@ -84,3 +84,11 @@ def test_of_moved_cells_only_those_before_them_are_offered() -> None:
     assert slot.n_offered == 4
     slot.moved_at = 1
     assert slot.n_offered == 1
+
+
+@pytest.mark.parametrize(("slot_id", "n"), [(0, 1), (1, 0), (2, 2), (3, 0), (4, 1)])
+def test_a_slot_has_as_many_beside_it_as_neighbours_are_in_use(slot_id: int, n: int) -> None:
+    pool = SlotPool(5)
+    for leased in (1, 3):
+        pool.slots[leased].is_leased = True
+    assert pool.n_beside(pool.slots[slot_id]) == n
