@@ -156,7 +156,7 @@ class Batcher:
         """Return the next step, or nothing if no sequence has anything to evaluate."""
         self.admit(now)
         batches = self._fill.batches()
-        self._shelf.tidy(self.residency.running)  # here as well
+        self._shelf.tidy(self.residency.running)  # or by now
         if not batches:
             return None
         self._n_steps += 1

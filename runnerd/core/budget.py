@@ -12,8 +12,9 @@ MIN_ROWS = 16  # a prompt always gets on, however slow the machine
 LEAST_SHARE = 0.5  # for prompts, of what a step without them takes
 LEAST_COST = 0.1  # of a row, to an average one: a step may have been quicker than the last
 WEIGHT = 0.2  # of the newest measurement; five steps forget most of an outlier
-RISING_WEIGHT = 0.8  # the same of a row's cost that has risen, as it does all along a prompt,
+RISING_WEIGHT = 0.8  # the same of one that has risen, as a row's cost does all along a prompt,
 MOST_RISE = 1.5  # by no more than that, or it is an outlier in part
+STALE_STEPS = 16  # with prompts, after which one without any is measured again
 
 # Rows are multiplied four at a time, and with cells six at a time (llama.cpp's repacked weights,
 # tinyBLAS). 44 rows behind 2,800 cells take as long as 48.
@@ -28,7 +29,16 @@ class PrefillBudget:
         self.target_itl_s = target_itl_s
         self._decode_s = 0.0  # of a step without prompts, of as many rows as the last one
         self._n_decoding = 0
+        self._n_mixed = 0  # steps since then
         self._row_s: float | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a step without prompts is to be measured before the next one with some.
+
+        It takes an eighth of one with them or so. Streams may be longer by now, or others.
+        """
+        return self._n_mixed >= STALE_STEPS
 
     def rows(self, n_decoding: int) -> int:
         """Return how many prompt rows the next step may carry."""
@@ -46,16 +56,14 @@ class PrefillBudget:
     def observe(self, n_decoding: int, n_prefill: int, elapsed_s: float) -> None:
         """Learn from a step of so many rows that took so long."""
         if n_prefill == 0:
-            old = self._alone_s(n_decoding) or elapsed_s
-            self._decode_s = old + WEIGHT * (elapsed_s - old)
-            self._n_decoding = n_decoding
+            self._decode_s = _smoothed(self._alone_s(n_decoding) or elapsed_s, elapsed_s)
+            self._n_decoding, self._n_mixed = n_decoding, 0
             return
+        self._n_mixed += n_decoding > 0
         base_s = self._alone_s(n_decoding)
         average_s = elapsed_s / (n_decoding + n_prefill)
         row_s = max((elapsed_s - base_s) / n_prefill, LEAST_COST * average_s)
-        old = row_s if self._row_s is None else self._row_s
-        weight = RISING_WEIGHT if row_s > old else WEIGHT
-        self._row_s = old + weight * (min(row_s, MOST_RISE * old) - old)
+        self._row_s = _smoothed(row_s if self._row_s is None else self._row_s, row_s)
 
     def _alone_s(self, n_decoding: int) -> float:
         """Return what a step without prompts takes, 0 if there was none.
@@ -68,3 +76,9 @@ class PrefillBudget:
         more_s = (n_decoding - self._n_decoding) * (self._row_s or 0.0)
         least_s = self._decode_s * min(1.0, n_decoding / self._n_decoding)
         return max(self._decode_s + more_s, least_s)
+
+
+def _smoothed(old: float, new: float) -> float:
+    if new > old:
+        return old + RISING_WEIGHT * (min(new, MOST_RISE * old) - old)
+    return old + WEIGHT * (new - old)

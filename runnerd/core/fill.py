@@ -89,7 +89,7 @@ class Fill:
         drafts: list[Draft] = []
         self.n_decoding = len(decoding)
         self._group_went_alone = False
-        if ring:
+        if ring and not (decoding and self._budget.is_stale):
             n_room = self._limits.n_batch - len(decoding)
             n_rows = min(self._budget.rows(len(decoding)), self._prefill_cap)
             n_ahead = sum(next_halt(s, self._shelf) - s.n_past for s in ring)

@@ -2,7 +2,14 @@
 
 import pytest
 
-from runnerd.core.budget import MIN_ROWS, MOST_S, MOST_TIMES, TILE_ROWS, PrefillBudget
+from runnerd.core.budget import (
+    MIN_ROWS,
+    MOST_S,
+    MOST_TIMES,
+    STALE_STEPS,
+    TILE_ROWS,
+    PrefillBudget,
+)
 
 N_BATCH = 512
 
@@ -100,6 +107,31 @@ def test_rows_along_a_prompt_that_cost_more_and_more_keep_to_the_target() -> Non
         n_past += n_rows
         steps.append(step_s)
     assert max(steps) < 0.26
+
+
+def test_a_step_without_prompts_is_due_after_many_with_some() -> None:
+    budget = PrefillBudget(N_BATCH, 0.1)
+    for _ in range(STALE_STEPS):
+        assert not budget.is_stale
+        budget.observe(2, 50, 0.1)
+    assert budget.is_stale
+    budget.observe(2, 0, 0.01)
+    assert not budget.is_stale
+
+
+def test_prompts_alone_make_no_other_step_due() -> None:
+    budget = PrefillBudget(N_BATCH, 0.1)
+    for _ in range(2 * STALE_STEPS):
+        budget.observe(0, 50, 0.1)
+    assert not budget.is_stale
+
+
+def test_streams_that_have_become_slower_behind_prompts_are_found_out() -> None:
+    budget = make_budget(base_s=0.0, row_s=0.004, target_itl_s=0.0, n_decoding=3)
+    for _ in range(8 * STALE_STEPS):
+        n_rows = 0 if budget.is_stale else budget.rows(3)
+        budget.observe(3, n_rows, 0.04 + n_rows * 0.004)
+    assert 0.04 + budget.rows(3) * 0.004 == pytest.approx(MOST_S, rel=0.2)
 
 
 def test_prompt_rows_come_in_whole_tiles() -> None:

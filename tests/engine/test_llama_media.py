@@ -113,6 +113,27 @@ def test_an_image_of_mrope_is_run_to_its_end_when_it_is_told_to_stop(mrope: Llam
     assert context.cells.n_past[0] == prompt.layout.position(prompt.groups[0].stop)
 
 
+@pytest.mark.parametrize("n_kept", [4, 7])
+def test_the_rest_of_an_image_that_is_stopped_is_told_not_to_be_stored(
+    causal: LlamaEngine, n_kept: int
+) -> None:
+    prompt, media = prompt_of(causal, WIDE, "x"), encoded(causal, [WIDE])
+    expected = looked(causal, prompt, media)
+    coming, context = Feed(0, prompt, media, prompt.groups[0].start), context_of(causal)
+    begun, rest = coming.advance(n_kept)[1], coming.advance(99)[1]
+    apply(causal, KVRemove(0, 0))
+    if prompt.groups[0].start:
+        context.decode([replace(begun, pos=0, inputs=prompt.inputs[: begun.pos], media=None)])
+    context.decode_media([begun])
+    causal.set_abort(True)
+    with pytest.raises(DecodeAborted) as caught:
+        context.decode_media([rest])
+    causal.set_abort(False)
+    assert caught.value.n_stored == (0,)
+    context.decode_media([rest])
+    assert looked(causal, prompt, media, n_cached=prompt.groups[0].stop) == expected
+
+
 # --- one pass -----------------------------------------------------------------------------------
 
 

@@ -73,6 +73,11 @@ def test_where_masked_cells_cost_nothing_all_that_generate_share_one() -> None:
     assert micro_batches(spans, arrange(spans, 0.0)) == [[0, 1, 2]]
 
 
+def test_spans_of_one_slot_stay_in_order() -> None:
+    spans = [span(1), span(0, (40, 1)), span(0, (7, 2))]
+    assert arrange(spans, 0.1) == [0, 1, 2]
+
+
 def test_a_level_costs_what_its_cells_weigh_beside_the_model() -> None:
     assert level_cost(1000 * 2**20, 1000, 256 * 2**20) == pytest.approx(2.7)
 

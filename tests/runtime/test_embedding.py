@@ -54,7 +54,7 @@ def test_vectors_are_sent_with_length_one_and_a_zero_stays_zero() -> None:
 async def test_a_step_comes_between_two_passes_while_something_generates() -> None:
     async with running_daemon(load=PassEngine) as daemon, connect(daemon.path) as client:
         calls = daemon.engine_as(PassEngine).calls
-        async with client.generate("beside", max_tokens=300, shift=True) as stream:
+        async with client.generate("beside", max_tokens=2000, shift=True) as stream:
             await anext(stream)
             assert len(await client.embed(many(400).inputs)) == 400
             during = list(calls)

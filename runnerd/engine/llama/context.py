@@ -24,7 +24,7 @@ from runnerd.engine.llama.library import (
     muted,
     quiet_load,
 )
-from runnerd.engine.llama.media_rows import MediaRows, past_media
+from runnerd.engine.llama.media_rows import MediaRows, first_position, past_media
 from runnerd.engine.llama.micro_batches import arrange, level_cost
 from runnerd.engine.llama.model import LlamaModel
 from runnerd.engine.llama.rows import RowArrays
@@ -162,11 +162,7 @@ class LlamaContext:
         self.cells.clear()
 
     def _run(
-        self,
-        spans: Sequence[Span],
-        batch: ctypes.Structure,
-        n_past: list[int],
-        n_outputs: int,
+        self, spans: Sequence[Span], batch: ctypes.Structure, n_past: list[int], n_outputs: int
     ) -> Logits:
         """Run a batch after which the slots have `n_past`."""
         with self._shifting() if self.cells.is_shifting else nullcontext():
@@ -186,18 +182,23 @@ class LlamaContext:
         return self._outputs(n_outputs)
 
     def _realign(self, spans: Sequence[Span]) -> None:
-        """Let slots that a stopped batch has not come to go on right behind their last cells.
+        """Let slots that a stopped batch has not come to go on behind their last cells.
 
         llama.cpp begins to look for free cells where it did in another slot: rows would be stored
         in any order, and a sum over them in another order is another one. A row that is taken back
-        brings it to the first free cell.
+        brings it to the first free cell, or leaves a gap of two at most. Where there are windows
+        the row would take a cell that the next conversation may look back on.
 
-        Source: llama_kv_cache::prepare, as it puts `v_heads` back.
+        Source: llama_kv_cache::prepare, as it puts `v_heads` back; llama_kv_cache::find_slot.
         """
-        if self.limits.is_unified or len(spans) == 1:
+        if self.limits.is_unified or self.limits.needs_checkpoints or len(spans) == 1:
             return
         n_past = self.cells.n_past
-        unreached = {span.slot_id: span.pos for span in spans if n_past[span.slot_id] == span.pos}
+        unreached = {
+            span.slot_id: n_past[span.slot_id]
+            for span in spans
+            if n_past[span.slot_id] == first_position(span)
+        }
         if not unreached:
             return
         self._rows.fill([Span(slot, slot, pos, (0,), False) for slot, pos in unreached.items()])

@@ -27,6 +27,11 @@ def encoded_of(span: Span) -> EncodedImage:
     return media
 
 
+def first_position(span: Span) -> int:
+    """Return the position of a span's first row, of tokens or of an image."""
+    return span.pos if span.media is None else int(positions_of(span)[0, 0])
+
+
 def positions_of(span: Span) -> Positions:
     """Return the positions of a span's rows: shape (n_axes, n_rows)."""
     offsets = encoded_of(span).offsets[:, span.row0 : span.row0 + len(span.inputs)]

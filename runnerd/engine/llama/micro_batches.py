@@ -42,12 +42,15 @@ def level_cost(kv_bytes: int, n_cells: int, weight_bytes: int) -> float:
 def arrange(spans: Sequence[Span], level_cost: float) -> list[int]:
     """Return an order of spans, by index, in which the right ones share a micro-batch.
 
-    Each is of another slot. `level_cost` is 0 where cells that are masked cost nothing.
+    `level_cost` is 0 where cells that are masked cost nothing. Spans of one slot stay in order.
     """
+    if len({span.slot_id for span in spans}) < len(spans):
+        return list(range(len(spans)))
     order: list[int] = []
     for run in _neighbours(spans):
         start = 0
-        for n_spans in _cuts(tuple(_kind(spans[index]) for index in run), level_cost):
+        kinds = tuple(_kind(spans[index], level_cost) for index in run)
+        for n_spans in _cuts(kinds, level_cost):
             order[:0] = run[start : start + n_spans]
             start += n_spans
     return order
@@ -64,9 +67,9 @@ def _neighbours(spans: Sequence[Span]) -> list[list[int]]:
     return runs
 
 
-def _kind(span: Span) -> tuple[int, int]:
+def _kind(span: Span, level_cost: float) -> tuple[int, int]:
     n_rows = len(span.inputs)
-    return n_rows, -(-(span.pos + n_rows) // LEVEL)
+    return n_rows, -(-(span.pos + n_rows) // LEVEL) if level_cost else 0
 
 
 @lru_cache(maxsize=256)

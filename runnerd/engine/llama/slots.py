@@ -14,6 +14,7 @@ import numpy as np
 from runnerd.core.batch import Limits, Span
 from runnerd.engine.llama.checkpoints import Checkpoints, read_state, write_state
 from runnerd.engine.llama.library import NO_ROOM, lib, muted
+from runnerd.engine.llama.media_rows import first_position
 from runnerd.errors import EngineBroken
 
 
@@ -148,7 +149,8 @@ class SlotCells:
     def _n_stored(self, span: Span) -> int | None:
         if not self._limits.can_rewind:
             return None
-        return min(max(self.n_past[span.slot_id] - span.pos, 0), len(span.inputs))
+        n_stored = self.n_past[span.slot_id] - first_position(span)
+        return min(max(n_stored, 0), len(span.inputs))
 
     def _own_window(self, slot_id: int) -> None:
         """Give a slot cells of its own for its window.
