@@ -186,11 +186,14 @@ def test_a_step_that_is_lost_keeps_what_it_stored_and_its_rest_gives_the_same(
     fresh = feed(engine, 0, TOKENS)
     whole_s = perf_counter() - began_at
     feed(engine, 1, TOKENS[:20])
-    apply(engine, KVRemove(0, 0), SamplerOpen(1, Sampling(temperature=0.0), ()))
-
-    patience.seconds = whole_s / 3
+    apply(engine, SamplerOpen(1, Sampling(temperature=0.0), ()))
     with capture_logs() as logs:
-        result = run(engine, Span(0, 0, 0, TOKENS), Span(1, 1, 20, (5,), wants_logits=True))
+        for divisor in (2, 4, 8, 16):  # alone on the machine by now, it may take less
+            apply(engine, KVRemove(0, 0), KVRemove(1, 20))
+            patience.seconds = whole_s / divisor
+            result = run(engine, Span(0, 0, 0, TOKENS), Span(1, 1, 20, (5,), wants_logits=True))
+            if result.is_aborted:
+                break
     assert result.is_aborted
     assert result.sampled == ()
     assert result.n_stored is not None
