@@ -60,12 +60,13 @@ class Adjustment:
             bias |= dict.fromkeys(end_tokens, -np.inf)
         self._biased = np.fromiter(bias, np.int32, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._penalised = Recent(sampling.penalty_last_n if sampling.has_penalties else 0, history)
+        self._has_penalties = sampling.has_penalties
+        self._penalised = Recent(sampling.penalty_last_n if self._has_penalties else 0, history)
         self._repeat = np.float32(sampling.repeat_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._presence = np.float32(sampling.presence_penalty)
         self._dry = Dry(sampling, vocab, history)
-        self.changes_logits = bool(bias) or sampling.has_penalties or self._dry.is_on
+        self.changes_logits = bool(bias) or self._has_penalties or self._dry.is_on
 
     def accept(self, token: int) -> None:
         """Remember a token that was picked."""
@@ -75,21 +76,27 @@ class Adjustment:
     @contextmanager
     def applied(self, row: Row) -> Iterator[None]:
         """Change the row for a `with` block; then it is as it was."""
-        penalised = self._penalised.ids
-        repeated, dry_penalties = self._dry.penalties()
-        before_bias = row[self._biased]
-        row[self._biased] = before_bias + self._bias
-        before_penalties = row[penalised]
-        with np.errstate(over="ignore"):
-            row[penalised] = self._penalty(before_penalties)
-        before_dry = row[repeated]
-        row[repeated] = before_dry - dry_penalties
+        changed: list[tuple[Tokens, Row]] = []
+        if self._biased.size:
+            before = row[self._biased]
+            changed.append((self._biased, before))
+            row[self._biased] = before + self._bias
+        if self._has_penalties:
+            penalised = self._penalised.ids
+            before = row[penalised]
+            changed.append((penalised, before))
+            with np.errstate(over="ignore"):
+                row[penalised] = self._penalty(before)
+        if self._dry.is_on:
+            repeated, penalties = self._dry.penalties()
+            before = row[repeated]
+            changed.append((repeated, before))
+            row[repeated] = before - penalties
         try:
             yield
         finally:
-            row[repeated] = before_dry
-            row[penalised] = before_penalties
-            row[self._biased] = before_bias
+            for ids, before in reversed(changed):
+                row[ids] = before
 
     def _penalty(self, logits: Row) -> Row:
         logits = np.where(logits <= 0, logits * self._repeat, logits / self._repeat)
