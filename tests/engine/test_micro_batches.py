@@ -55,6 +55,11 @@ def test_rows_that_are_alike_share_one() -> None:
     assert arrange(spans, 0.1) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_those_between_free_slots_stay_in_order() -> None:
+    spans = [span(slot_id) for slot_id in (0, 1, 3, 6, 7)]
+    assert arrange(spans, 0.1) == [0, 1, 2, 3, 4]
+
+
 def test_a_prompt_has_its_own_whatever_is_on_its_sides() -> None:
     spans = [span(0), span(1), span(2, (40, 5)), span(3)]
     assert micro_batches(spans, arrange(spans, 0.1)) == [[3], [2], [0, 1]]
@@ -101,7 +106,8 @@ def test_each_span_comes_once_and_only_neighbours_share(
     order = arrange(spans, 0.1)
     assert sorted(order) == list(range(len(spans)))
     for slots, following in pairwise(micro_batches(spans, order)):
-        assert slots[0] > following[-1]
+        assert slots == list(range(slots[0], slots[0] + len(slots)))
+        assert following[0] != slots[-1] + 1
 
 
 def test_many_of_different_lengths_are_cut_soon() -> None:

@@ -48,11 +48,11 @@ def arrange(spans: Sequence[Span], level_cost: float) -> list[int]:
         return list(range(len(spans)))
     order: list[int] = []
     for run in _neighbours(spans):
-        start = 0
+        stop = len(run)
         kinds = tuple(_kind(spans[index], level_cost) for index in run)
-        for n_spans in _cuts(kinds, level_cost):
-            order[:0] = run[start : start + n_spans]
-            start += n_spans
+        for n_spans in reversed(_cuts(kinds, level_cost)):
+            order += run[stop - n_spans : stop]
+            stop -= n_spans
     return order
 
 
