@@ -326,7 +326,7 @@ async def test_a_child_that_is_stopped_is_told_stalled_and_then_recovered() -> N
 @asyncio_only
 async def test_a_slow_load_that_moves_goes_on_beyond_the_time_out() -> None:
     async with launch_reference("layers=0,load_ms=5600", stall_timeout_s=STALL_S) as runner:
-        await runner.ready()
+        assert (await runner.ready()).state == "ready"
 
 
 @asyncio_only
