@@ -10,6 +10,7 @@ MOST_S = 0.25  # the target, where none is given,
 MOST_TIMES = 8  # but no more than so many times a step without prompts: an eighth is theirs
 MIN_ROWS = 16  # a prompt always gets on, however slow the machine
 LEAST_SHARE = 0.5  # for prompts, of what a step without them takes
+TILE_TIMES = 2  # what fits the chosen target may grow by, to fill the tile of an attention kernel
 LEAST_COST = 0.1  # of a row, to an average one: a step may have been quicker than the last
 WEIGHT = 0.2  # of the newest measurement; five steps forget most of an outlier
 RISING_WEIGHT = 0.8  # the same of one that has risen, as a row's cost does all along a prompt,
@@ -22,9 +23,13 @@ TILE_ROWS = 12
 
 
 class PrefillBudget:
-    """Prompt rows per step, from the steps seen so far. A target of 0 is chosen by them, too."""
+    """Prompt rows per step, from the steps seen so far. A target of 0 is chosen by them, too.
 
-    def __init__(self, n_batch: int, target_itl_s: float) -> None:
+    `n_tile` rows or more cost less each (`Limits`).
+    """
+
+    def __init__(self, n_batch: int, target_itl_s: float, n_tile: int = 1) -> None:
+        self._n_tile = n_tile
         self._n_batch = n_batch
         self.target_itl_s = target_itl_s
         self._decode_s = 0.0  # of a step without prompts, of as many rows as the last one
@@ -49,8 +54,11 @@ class PrefillBudget:
         target_s = self.target_itl_s or min(MOST_S, MOST_TIMES * (decode_s or MOST_S))
         left_s = max(target_s - decode_s, LEAST_SHARE * decode_s)
         n_rows = int(left_s / self._row_s) if self._row_s > 0 else n_room
+        n_most = n_rows if self.target_itl_s else TILE_TIMES * n_rows
         if 2 * TILE_ROWS <= n_rows < n_room:
             n_rows -= n_rows % TILE_ROWS
+        if n_rows < self._n_tile <= n_most:
+            n_rows = self._n_tile
         return min(max(n_rows, MIN_ROWS), n_room)
 
     def observe(self, n_decoding: int, n_prefill: int, elapsed_s: float) -> None:

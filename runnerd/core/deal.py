@@ -134,10 +134,13 @@ def decode_span(sequence: Sequence) -> Span:
     return Span(sequence.seq_id, slot.slot_id, pos, inputs, True)
 
 
-def deal(ring: list[Sequence], n_rows: int, n_room: int, shelf: Shelf) -> list[Draft]:
+def deal(
+    ring: list[Sequence], n_rows: int, n_room: int, shelf: Shelf, n_tile: int = 1
+) -> list[Draft]:
     """Deal up to `n_rows` prompt rows over the ring, beginning at its head.
 
-    Each sequence gets a turn of an equal share; what is left over goes round once more. The
+    Each sequence gets a turn of an equal share, but of no less than `n_tile` rows, which take
+    less time together than apart; what is left over goes round once more. The
     head may exceed `n_rows`, up to `n_room`, for a group that would not fit otherwise. A
     sequence that gets nothing has waited longest when the next step is dealt.
     """
@@ -145,7 +148,7 @@ def deal(ring: list[Sequence], n_rows: int, n_room: int, shelf: Shelf) -> list[D
     head = ring[0].layout.group_at(drafts[0].stop)
     if head is not None and head.one_pass and head.n_inputs <= n_room:
         n_rows = max(n_rows, head.n_inputs)
-    n_turn = max(MIN_TURN, n_rows // len(ring))
+    n_turn = max(MIN_TURN, n_tile, n_rows // len(ring))
     n_left = n_rows
     for draft in drafts:
         n_left -= draft.take(min(n_turn, n_left), n_left)

@@ -27,7 +27,7 @@ class Fill:
         self._residency = residency
         self._shelf = shelf
         self._turns = AdapterTurns()
-        self._budget = PrefillBudget(limits.n_batch, target_itl_s)
+        self._budget = PrefillBudget(limits.n_batch, target_itl_s, limits.n_tile)
         self._prefill_cap = limits.n_batch
         self._group_went_alone = False
 
@@ -95,7 +95,8 @@ class Fill:
             n_ahead = sum(next_halt(s, self._shelf) - s.n_past for s in ring)
             self._residency.make_room(len(decoding) + min(n_rows, n_ahead))
             n_room = min(n_room, self._residency.ledger.n_free - len(decoding))
-            drafts = deal(ring, min(n_rows, n_room), n_room, self._shelf)
+            n_rows = min(n_rows, n_room)
+            drafts = deal(ring, n_rows, n_room, self._shelf, self._limits.n_tile)
         spans = sorted(map(decode_span, decoding), key=attrgetter("slot_id"))
         return pack(spans, drafts, self._limits.n_ubatch)
 

@@ -18,6 +18,8 @@ class Limits:
     layer keeps all. `can_rewind` False: the state knows only all that it has seen (recurrent).
     In both cases a slot goes back by a checkpoint, or starts again. `has_attention` False: no
     layer keeps anything of single positions, so a checkpoint can be restored into any slot.
+    `n_tile`: so many rows of one slot in a step, or more, take less time each than fewer do; 1:
+    no such bound is known.
     """
 
     n_slots: int
@@ -30,6 +32,7 @@ class Limits:
     window: int = 0
     can_rewind: bool = True
     has_attention: bool = True
+    n_tile: int = 1
 
     @property
     def needs_checkpoints(self) -> bool:

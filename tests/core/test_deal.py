@@ -160,3 +160,8 @@ def test_tiles_are_spans_of_their_own_that_go_on_with_the_rows_of_the_picture() 
 def test_a_step_ends_before_an_image_that_is_not_there() -> None:
     ring = make_ring(make_prompt([1, 2], Image(7, 5, encoded=True), [3]), 100)
     assert shares(dealt(ring, 100, 512)) == {0: 2, 1: 98}
+
+
+def test_turns_are_not_cut_below_a_tile() -> None:
+    drafts = deal(make_ring(300, 300, 300), 100, 512, Shelf(), n_tile=64)
+    assert shares(drafts) == {0: 64, 1: 36}

@@ -1,6 +1,7 @@
 """What is settled for a model in main memory."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.on_cpu import settled_on_cpu
+from runnerd.engine.llama.processor import INTEL, cpu_vendor
 
 CONFIG = EngineConfig("", n_slots=2, n_ctx=4096)
 
@@ -25,12 +27,29 @@ def header(
     return GGUFHeader(0, 3, architecture, 0, metadata)
 
 
-def flash_attn_of(config: EngineConfig, n_heads: int = 8, free_bytes: int = 1 << 40) -> str:
-    return settled_on_cpu(config, header(n_heads), free_bytes).flash_attn
+def flash_attn_of(
+    config: EngineConfig, n_heads: int = 8, free_bytes: int = 1 << 40, vendor: str = INTEL
+) -> str:
+    return settled_on_cpu(config, header(n_heads), free_bytes, vendor).flash_attn
 
 
-def test_short_passes_are_faster_without_flash_attention() -> None:
+def test_short_passes_of_an_intel_are_faster_without_flash_attention() -> None:
     assert flash_attn_of(CONFIG) == "off"
+
+
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", ""])
+def test_elsewhere_llama_cpp_chooses(vendor: str) -> None:
+    assert flash_attn_of(CONFIG, vendor=vendor) == "auto"
+    assert flash_attn_of(replace(CONFIG, flash_attn="off"), vendor=vendor) == "off"
+
+
+def test_the_vendor_is_what_the_processor_tells(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\n" * 2)
+    assert cpu_vendor(cpuinfo) == INTEL
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert cpu_vendor(cpuinfo) == ""
+    assert cpu_vendor(tmp_path / "none") == ""
 
 
 @pytest.mark.parametrize("asked", ["on", "off"])
@@ -68,4 +87,4 @@ def test_where_most_layers_look_back_on_a_window_there_is_nothing_to_gain(
     architecture: str, n_swa: int, flash_attn: str
 ) -> None:
     windowed = header(architecture=architecture, block_count=18, sliding_window=n_swa)
-    assert settled_on_cpu(CONFIG, windowed, 1 << 40).flash_attn == flash_attn
+    assert settled_on_cpu(CONFIG, windowed, 1 << 40, INTEL).flash_attn == flash_attn

@@ -56,7 +56,7 @@ class LlamaContext:
         if memory is None:
             lib.llama_free(handle)
             raise KeepsNoCells("the model keeps no KV cache")
-        self.limits = limits_of(model, shape, handle, memory)
+        self.limits = limits_of(model, shape, config, handle, memory)
         self.cells = SlotCells(handle, memory, self.limits, has_axes=model.n_axes > 1)
         self.abort = AbortSwitch(handle)
         self._model = model

@@ -10,6 +10,7 @@ from runnerd.engine.llama.shape import ContextShape
 from runnerd.errors import ConfigError, OutOfMemory
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+QUERY_TILE = 64  # rows; the CPU's flash attention takes fewer one by one (GGML_FA_TILE_Q)
 KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
 
 
@@ -53,8 +54,11 @@ def make_context(
     raise OutOfMemory(f"no context for {shape.n_slots} slots of {shape.n_ctx}{size}: {words}")
 
 
-def limits_of(model: LlamaModel, shape: ContextShape, handle: int, memory: int) -> Limits:
+def limits_of(
+    model: LlamaModel, shape: ContextShape, config: EngineConfig, handle: int, memory: int
+) -> Limits:
     """Return the bounds of a context; `memory` is llama.cpp's handle of its cells."""
+    in_tiles = config.flash_attn != "off" and not model.placement.devices
     can_rewind = not model.is_recurrent
     window = shape.window(model.n_swa)
     # A shift leaves holes, and what is put there makes sliding layers forget out of turn.
@@ -70,4 +74,5 @@ def limits_of(model: LlamaModel, shape: ContextShape, handle: int, memory: int) 
         window=window,
         can_rewind=can_rewind,
         has_attention=not lib.llama_model_is_recurrent(model.handle),
+        n_tile=min(QUERY_TILE, shape.n_batch) if in_tiles else 1,
     )

@@ -25,6 +25,7 @@ from runnerd.engine.llama.plan_layers import n_vocab_of
 from runnerd.engine.llama.plan_projector import projector_bytes_of
 from runnerd.engine.llama.probe import probing
 from runnerd.engine.llama.probe_log import read_sizes
+from runnerd.engine.llama.processor import cpu_vendor
 from runnerd.engine.llama.repack import repacked
 from runnerd.engine.llama.settle import check_no_devices, settle
 from runnerd.engine.llama.shape import ContextShape, plan_shape
@@ -48,7 +49,7 @@ def plan_llama(config: EngineConfig) -> MemoryPlan:
     devices = find_devices(config.devices)
     if not devices:
         check_no_devices(config)
-        config = settled_on_cpu(config, header, available_bytes())
+        config = settled_on_cpu(config, header, available_bytes(), cpu_vendor())
         return _probed(config, header, MAIN_MEMORY, beside)
     config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=False))
     config, request = settle(config, header, devices, projector_bytes)

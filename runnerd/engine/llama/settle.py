@@ -16,6 +16,7 @@ from runnerd.engine.llama.on_cpu import settled_on_cpu
 from runnerd.engine.llama.plan_build import Extras, make_plan
 from runnerd.engine.llama.plan_layers import output_copy_bytes
 from runnerd.engine.llama.probe import probing
+from runnerd.engine.llama.processor import cpu_vendor
 from runnerd.engine.llama.shape import DEFAULT_N_CTX, plan_shape
 from runnerd.engine.main_memory import main_memory
 from runnerd.engine.memory import available_bytes
@@ -45,7 +46,7 @@ def load_on_devices(
     def load_placed(placement: Placement) -> T:
         if placement.devices:
             return load_once(settled, placement)
-        return load_once(settled_on_cpu(config, header, available_bytes()), placement)
+        return load_once(settled_on_cpu(config, header, available_bytes(), cpu_vendor()), placement)
 
     if devices:
         kv_type = choose_kv_type(config, header, on_cpu=False)
