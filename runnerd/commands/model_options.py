@@ -50,8 +50,8 @@ KV = Annotated[
 FlashAttn = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(
-        help="Flash attention. Less memory; on a CPU slow beside long contexts, so that auto is off"
-        " where the rest takes up to 512 MiB and no layers look back on a window."
+        help="Flash attention. Less memory; on an Intel CPU slow beside long contexts, so that auto"
+        " is off there where the rest takes up to 512 MiB and no layers look back on a window."
     ),
 ]
 KVTypeName = Annotated[

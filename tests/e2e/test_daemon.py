@@ -208,10 +208,10 @@ def alike(alone: Answer, together: Answer, nats: float) -> int:
     return N_TOKENS
 
 
-# Without flash attention, as on a CPU by default, the last bits of a row depend on what else is in
-# the pass, and so does what is all but equally likely.
+# Without flash attention the last bits of a row depend on what else is in the pass, and so does
+# what is all but equally likely.
 @pytest.mark.llama
-@pytest.mark.parametrize(("flash_attn", "nats"), [("on", 0.0), ("auto", 0.1)])
+@pytest.mark.parametrize(("flash_attn", "nats"), [("on", 0.0), ("off", 0.1)])
 async def test_16_streams_of_a_real_model_equal_each_alone(flash_attn: str, nats: float) -> None:
     subjects = "rain sun snow sea fire stone wood iron bread salt tea glass rope ink wool gold"
     prompts = [f"The story of {subject} begins" for subject in subjects.split()]
