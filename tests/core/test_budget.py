@@ -188,11 +188,11 @@ def test_a_quick_step_opens_no_step_that_takes_far_more_than_the_target() -> Non
     [
         (0.006, 0.0, 64),  # 33 rows would fit
         (0.002, 0.0, 96),  # 99 fit
-        (0.007, 0.0, 24),  # 28 fit: twice that is less than a tile
+        (0.010, 0.0, 20),  # thrice that is less than a tile
         (0.006, 0.25, 24),  # 33 fit: who names a target is not pushed beyond it
     ],
 )
-def test_a_tile_is_filled_where_that_is_no_more_than_twice_what_fits(
+def test_a_tile_is_filled_where_that_is_no_more_than_thrice_what_fits(
     row_s: float, target_itl_s: float, n_rows: int
 ) -> None:
     budget = PrefillBudget(N_BATCH, target_itl_s, n_tile=64)
