@@ -35,7 +35,7 @@ def _is_better_off(config: EngineConfig, header: GGUFHeader, free_bytes: int) ->
 
     llama.cpp's is slow there for less than 64 rows of a sequence: beside 2000 cells a row takes
     39 ms of SmolLM2, and 7 without it. Those are all rows of steps in which somebody generates.
-    On an AMD EPYC they take 5.5 and 3.4, and streams alone take 5 to 17 % less time with it,
+    On an AMD EPYC they take 5.5 and 3.4, and streams alone take 2 to 16 % less time with it,
     so that others than Intel's keep what llama.cpp chooses (loadtest/README.md has the figures).
     Where most layers look back on a window only there is nothing to gain: Gemma 3 270M takes
     3.0 ms either way, and generates with 8 sequences a tenth faster with it.
