@@ -11,6 +11,7 @@ from runnerd_protocol.framing import encode_frame
 from runnerd_protocol.messages import (
     Accepted,
     Delta,
+    Failed,
     Finished,
     Generate,
     GetStatus,
@@ -127,5 +128,8 @@ def test_a_stream_that_ends_before_its_welcome_is_incomplete() -> None:
 
 
 def test_a_stream_that_ends_with_all_answered_is_complete() -> None:
-    client, _ = open_pair()
+    client, server = open_pair()
+    server.receive(client.send(GetStatus(1)))
+    client.receive(server.send(Failed(1, "internal", "")))
     client.receive_eof()
+    assert client.active == ()

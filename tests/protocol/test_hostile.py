@@ -104,7 +104,9 @@ def test_a_broken_payload_gets_one_answer_and_a_good_one_after_it_is_read(payloa
 def test_any_bytes_at_all_are_survived(data: bytes, is_open: bool) -> None:
     server = open_server() if is_open else ServerConnection()
     events_of(server, data)
-    server.receive_eof()
+    rejection = server.receive_eof()
+    assert rejection is None or server.state == "closed"
+    assert server.receive(encode_frame(GetStatus(1))) == []
 
 
 @settings(max_examples=60, deadline=None)

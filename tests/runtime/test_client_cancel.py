@@ -156,6 +156,7 @@ async def test_a_cancelled_stream_stays_cancelled_after_the_connections_block() 
             tasks.start_soon(hold, client)
             await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
+    assert tasks.cancel_scope.cancelled_caught
 
 
 async def test_what_is_shielded_in_a_cancelled_connection_learns_of_the_loss() -> None:

@@ -20,10 +20,11 @@ async def begin(frame: FrameInRoom, number: int = 0, n_bytes: int = LARGE) -> No
     await frame.follow(number, n_bytes // 2, n_bytes - n_bytes // 2)
 
 
-async def waits(frame: FrameInRoom) -> bool:
-    """Whether a frame has to wait; it gives up then."""
+async def waits(frame: FrameInRoom, n_bytes: int = LARGE, n_pending: int | None = None) -> bool:
+    """Whether a frame, of which so much has come, has to wait; it gives up then."""
     with anyio.move_on_after(0.01):
-        await begin(frame)
+        n_come = n_bytes // 2 if n_pending is None else n_pending
+        await frame.follow(0, n_come, n_bytes - n_come)
         return False
     return True
 
@@ -66,8 +67,9 @@ async def test_a_frame_takes_its_room_once_however_often_it_is_looked_at() -> No
 async def test_a_small_frame_and_the_beginning_of_a_large_one_never_wait() -> None:
     room = make_room(1)
     await begin(FrameInRoom(room))
-    await begin(FrameInRoom(room), n_bytes=SMALL_BYTES)
-    await FrameInRoom(room).follow(0, SMALL_BYTES, LARGE)
+    assert await waits(FrameInRoom(room))
+    assert not await waits(FrameInRoom(room), n_bytes=SMALL_BYTES)
+    assert not await waits(FrameInRoom(room), n_bytes=SMALL_BYTES + LARGE, n_pending=SMALL_BYTES)
 
 
 async def test_whoever_came_first_is_first_though_a_later_one_would_fit() -> None:

@@ -258,6 +258,7 @@ async def test_a_client_that_goes_while_its_grammar_compiles_leaves_nothing_behi
             await to_thread.run_sync(engine.started.wait)
         engine.may_end.set()
         await daemon.until(lambda: daemon.runner.n_waiting == 0)
+        assert daemon.runner.figures.n_steps == 0
         await daemon.has_all_slots()
 
 
@@ -328,5 +329,6 @@ async def test_nothing_watches_the_queue_for_a_generation_that_has_ended() -> No
             daemon.runner.give_up("no reason")
             await client.receive_a(Failed, 2)
             client.shut_down_sending()
-            await client.rest()
+            after = await client.rest()
+        assert [each for each in after if getattr(each, "request_id", None) == 2] == []
         await daemon.until(lambda: daemon.server.n_connections == 0)

@@ -317,7 +317,8 @@ while n_served < int(sys.argv[2]):
 
 def test_of_twenty_starts_at_once_over_a_stale_file_one_survives(path: Path) -> None:
     leave_stale_socket(path)
-    subprocess.run([sys.executable, "-c", RACE, path, "30"], timeout=60, check=True)
+    race = subprocess.run([sys.executable, "-c", RACE, path, "30"], timeout=60, check=False)
+    assert race.returncode == 0  # of each round one was served, the others were refused
 
 
 def test_instances_that_come_and_go_never_serve_at_the_same_time(path: Path) -> None:

@@ -293,6 +293,9 @@ def test_logging_calls_return_normally_when_nothing_can_be_written(log_file: Log
         configure_logging("info", "json", full.fileno())
     log_file.log.error("a.b")
     logging.getLogger("asyncio").error("c")
+    log_file.configure()
+    log_file.log.error("a.d")
+    assert [line["event"] for line in log_file.lines()] == ["a.d"]
 
 
 class Unprintable:
