@@ -64,3 +64,9 @@ def test_a_cache_that_cannot_be_allocated_is_a_lack_of_memory(
         pytest.raises(OutOfMemory, match=r"4 slots of 256, 77 bytes of KV cache: .*alloc"),
     ):
         LlamaContext(engine._model, large, CONFIG, 77)
+
+
+def test_its_limits_tell_of_the_tile_that_prompts_fill(engine: LlamaEngine) -> None:
+    assert engine.limits.n_tile == 1  # without flash attention
+    with loaded_llama(llama_config(flash_attn="on", n_batch=64, n_ubatch=64)) as flash:
+        assert flash.limits.n_tile == 64

@@ -8,8 +8,9 @@ import pytest
 
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
-from runnerd.engine.llama.on_cpu import settled_on_cpu
+from runnerd.engine.llama.on_cpu import QUERY_TILE, prompt_tile, settled_on_cpu
 from runnerd.engine.llama.processor import INTEL, cpu_vendor
+from runnerd.engine.llama.shape import plan_shape
 
 CONFIG = EngineConfig("", n_slots=2, n_ctx=4096)
 
@@ -88,3 +89,22 @@ def test_where_most_layers_look_back_on_a_window_there_is_nothing_to_gain(
 ) -> None:
     windowed = header(architecture=architecture, block_count=18, sliding_window=n_swa)
     assert settled_on_cpu(CONFIG, windowed, 1 << 40, INTEL).flash_attn == flash_attn
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "n_tile"),
+    [
+        (replace(CONFIG, flash_attn="on"), "llama", QUERY_TILE),
+        (CONFIG, "llama", QUERY_TILE),
+        (replace(CONFIG, flash_attn="off"), "llama", 1),
+        (replace(CONFIG, kv_type="q8_0"), "llama", 1),
+        (replace(CONFIG, n_ubatch=64), "llama", QUERY_TILE),
+        (replace(CONFIG, n_ubatch=32), "llama", 1),
+        (CONFIG, "grok", 1),
+    ],
+)
+def test_prompts_fill_a_tile_only_where_flash_attention_has_one(
+    config: EngineConfig, architecture: str, n_tile: int
+) -> None:
+    shape = plan_shape(config, header(architecture=architecture))
+    assert prompt_tile(config, shape, architecture) == n_tile

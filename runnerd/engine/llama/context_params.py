@@ -6,11 +6,11 @@ from runnerd.core.batch import Limits
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.library import is_of_memory, lib, quiet_load, said_of_load
 from runnerd.engine.llama.model import LlamaModel
+from runnerd.engine.llama.on_cpu import prompt_tile
 from runnerd.engine.llama.shape import ContextShape
 from runnerd.errors import ConfigError, OutOfMemory
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-QUERY_TILE = 64  # rows; the CPU's flash attention takes fewer one by one (GGML_FA_TILE_Q)
 KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
 
 
@@ -58,8 +58,8 @@ def limits_of(
     model: LlamaModel, shape: ContextShape, config: EngineConfig, handle: int, memory: int
 ) -> Limits:
     """Return the bounds of a context; `memory` is llama.cpp's handle of its cells."""
-    in_tiles = config.flash_attn != "off" and not model.placement.devices
     can_rewind = not model.is_recurrent
+    architecture = model.description.architecture
     window = shape.window(model.n_swa)
     # A shift leaves holes, and what is put there makes sliding layers forget out of turn.
     slides = 0 < model.n_swa < shape.n_ctx
@@ -74,5 +74,5 @@ def limits_of(
         window=window,
         can_rewind=can_rewind,
         has_attention=not lib.llama_model_is_recurrent(model.handle),
-        n_tile=min(QUERY_TILE, shape.n_batch) if in_tiles else 1,
+        n_tile=1 if model.placement.devices else prompt_tile(config, shape, architecture),
     )

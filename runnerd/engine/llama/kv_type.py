@@ -40,12 +40,16 @@ def choose_kv_type(config: EngineConfig, header: GGUFHeader, *, on_cpu: bool) ->
     return kv_type
 
 
+def may_have_flash_attention(config: EngineConfig, architecture: str) -> bool:
+    """Whether llama.cpp may run flash attention: it is not off, and the model has it."""
+    return config.flash_attn != "off" and architecture not in WITHOUT_FLASH_ATTENTION
+
+
 def _has_flash_attention(config: EngineConfig, header: GGUFHeader, *, on_cpu: bool) -> bool:
     """Whether flash attention will be on for sure.
 
     "auto" is on wherever a device can do it, and the CPU can. But told of a quantised cache,
     llama.cpp reads "auto" as "on", and runs on the CPU what a device cannot.
     """
-    if header.architecture in WITHOUT_FLASH_ATTENTION:
-        return False
-    return config.flash_attn == "on" or (config.flash_attn == "auto" and on_cpu)
+    is_sure = config.flash_attn == "on" or on_cpu
+    return is_sure and may_have_flash_attention(config, header.architecture)

@@ -5,12 +5,13 @@ from dataclasses import replace
 from runnerd.engine.base import EngineConfig
 from runnerd.engine.llama.gguf import GGUFHeader
 from runnerd.engine.llama.host_memory import attention_work_bytes, headroom_bytes
-from runnerd.engine.llama.kv_type import choose_kv_type
+from runnerd.engine.llama.kv_type import choose_kv_type, may_have_flash_attention
 from runnerd.engine.llama.processor import INTEL
-from runnerd.engine.llama.shape import kv_bytes, plan_shape
+from runnerd.engine.llama.shape import ContextShape, kv_bytes, plan_shape
 
 # Scores of 4 bytes and weights of 2 by head, row and cell: 32 heads, 512 rows and 5461 cells.
 MOST_ATTENTION_BYTES = 512 << 20
+QUERY_TILE = 64  # rows; flash attention takes fewer one by one
 AMPLE = 3  # times that is to be free for it: what else a pass takes is not known here
 
 
@@ -28,6 +29,16 @@ def settled_on_cpu(
     config = replace(config, kv_type=choose_kv_type(config, header, on_cpu=True))
     is_better_off = vendor == INTEL and _is_better_off(config, header, free_bytes)
     return replace(config, flash_attn="off") if is_better_off else config
+
+
+def prompt_tile(config: EngineConfig, shape: ContextShape, architecture: str) -> int:
+    """Return how many rows of a slot flash attention takes together, not one by one; 1: never.
+
+    It does so in a pass that has room for them, with a cache that is not quantised.
+    Source: ggml-cpu/ops.cpp, ggml_compute_forward_flash_attn_ext_f16; GGML_FA_TILE_Q.
+    """
+    has_tiles = may_have_flash_attention(config, architecture) and shape.kv_type == "f16"
+    return QUERY_TILE if has_tiles and shape.n_ubatch >= QUERY_TILE else 1
 
 
 def _is_better_off(config: EngineConfig, header: GGUFHeader, free_bytes: int) -> bool:

@@ -16,7 +16,7 @@ from runnerd.engine.llama.devices import find_devices
 from runnerd.engine.llama.gguf import GGUFHeader, read_gguf
 from runnerd.engine.llama.gguf_parts import with_all_parts
 from runnerd.engine.llama.host_memory import attention_work_bytes, host_bytes
-from runnerd.engine.llama.kv_type import WITHOUT_FLASH_ATTENTION, choose_kv_type
+from runnerd.engine.llama.kv_type import choose_kv_type, may_have_flash_attention
 from runnerd.engine.llama.mmproj import check_mmproj
 from runnerd.engine.llama.on_cpu import settled_on_cpu
 from runnerd.engine.llama.plan_build import Extras, make_plan
@@ -91,7 +91,7 @@ def memory_of_load(
 def _work_bytes(
     config: EngineConfig, header: GGUFHeader, shape: ContextShape, placement: Placement
 ) -> int:
-    is_flash = config.flash_attn != "off" and header.architecture not in WITHOUT_FLASH_ATTENTION
+    is_flash = may_have_flash_attention(config, header.architecture)
     return 0 if is_flash or placement.devices else attention_work_bytes(header, shape)
 
 
